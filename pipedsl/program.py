@@ -1,0 +1,140 @@
+"""Program: every rank's operations in order, as arrays. What verification, simulation and export share.
+
+Rank `r` owns rows `offsets[r]:offsets[r + 1]` of every per-operation array. A row is one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipedsl.diagnostics import Span
+
+Ints = NDArray[Any]
+
+
+class Kind(IntEnum):
+    """Operation kinds. `B` = `I` then `W`. The last four are reserved for later."""
+
+    F = 0
+    B = 1
+    I = 2  # noqa: E741  (the field's letter for "backward of the input")
+    W = 3
+    SEND_F = 4
+    RECV_F = 5
+    SEND_B = 6
+    RECV_B = 7
+    OFFLOAD = 8
+    RELOAD = 9
+    RECOMPUTE = 10
+    REDUCE = 11
+
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+COMMUNICATION = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations per stage, exact, in the file's unit of time.
+
+    `send[s]`: from stage s to a neighbour on another rank.
+    """
+
+    forward: tuple[Fraction, ...]
+    backward: tuple[Fraction, ...]
+    backward_input: tuple[Fraction, ...]
+    backward_weight: tuple[Fraction, ...]
+    send: tuple[Fraction, ...]
+
+    def of(self, kind: Kind) -> tuple[Fraction, ...]:
+        """Durations per stage of a compute kind."""
+        return {
+            Kind.F: self.forward,
+            Kind.B: self.backward,
+            Kind.I: self.backward_input,
+            Kind.W: self.backward_weight,
+        }[kind]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Sizes per stage and caps per rank, exact, in the file's unit (activations unless sizes are given).
+
+    `held_by_w[s]` is what stays of `activation[s]` from the end of I until the end of W. `output[s]` is what
+    stage s sends to stage s + 1 (and the gradient that comes back). A cap of None is no cap.
+    """
+
+    activation: tuple[Fraction, ...]
+    held_by_w: tuple[Fraction, ...]
+    weights: tuple[Fraction, ...]
+    gradients: tuple[Fraction, ...]
+    output: tuple[Fraction, ...]
+    cap: tuple[Fraction | None, ...]
+    in_bytes: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Every rank's operations.
+
+    `placement`: (replicas, stages) -> rank. `offsets`: (p + 1,). `kind`, `stage`, `microbatch`, `replica`,
+    `span` (an index into `spans`): (operations,).
+    """
+
+    name: str
+    params: Mapping[str, int]
+    ranks: int
+    stages: int
+    microbatches: int
+    placement: Ints
+    offsets: Ints
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    replica: Ints
+    span: Ints
+    spans: tuple[Span, ...] = field(repr=False)
+    costs: Costs = field(repr=False)
+    memory: Memory = field(repr=False)
+    header_span: Span | None = None
+    rank_spans: tuple[Span | None, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def rows(self, rank: int) -> range:
+        """The rows of one rank, in its order."""
+        return range(int(self.offsets[rank]), int(self.offsets[rank + 1]))
+
+    def rank_of(self) -> Ints:
+        """The rank of every row: (operations,)."""
+        return np.repeat(np.arange(self.ranks, dtype=np.int32), np.diff(self.offsets))
+
+    def chunks(self, rank: int) -> list[tuple[int, int]]:
+        """The (replica, stage) of each chunk of a rank, in chunk order."""
+        return [
+            (replica, stage)
+            for replica in range(self.placement.shape[0])
+            for stage in range(self.stages)
+            if self.placement[replica, stage] == rank
+        ]
+
+    def label(self, row: int) -> str:
+        """`F stage 2 microbatch 3`, with the replica where there is more than one."""
+        text = f"{Kind(self.kind[row]).name} stage {self.stage[row]} microbatch {self.microbatch[row]}"
+        return text if self.placement.shape[0] == 1 else f"{text} replica {self.replica[row]}"
+
+    def span_of(self, row: int) -> Span:
+        return self.spans[int(self.span[row])]
+
+    @property
+    def explicit_communication(self) -> bool:
+        """True when the text places sends and receives itself."""
+        return bool(np.any((self.kind >= Kind.SEND_F) & (self.kind <= Kind.RECV_B)))
