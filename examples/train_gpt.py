@@ -14,11 +14,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydoc_data.topics import topics
 from torch import nn
 from torch.nn import functional
 
