@@ -1,0 +1,1 @@
+"""Diagnostics, timelines and reports for people and for programs. Nothing here prints."""

@@ -1,0 +1,177 @@
+"""The timeline as text: one row a rank, one column a unit of time.
+
+    rank 0 |012...aa.bb.cc|
+
+`F` is the last digit of its microbatch, `B` and `I` a small letter, `W` a capital one, a dot is idle time.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from pipedsl.program import Ints, Kind, Program
+from pipedsl.render.style import Line, line
+from pipedsl.simulate import Timeline
+
+GLYPHS = {Kind.F: string.digits, Kind.B: string.ascii_lowercase, Kind.I: string.ascii_lowercase}
+GLYPHS[Kind.W] = string.ascii_uppercase
+STYLES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input", Kind.W: "weight"}
+CUT = " ... "
+
+# The shortest operation is drawn no wider than this; a finer unit of time would only stretch the picture.
+WIDEST_SHORTEST = 4
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Columns of the picture: column k shows the middle of [k, k + 1) times `step`, in units of the timeline."""
+
+    step: Fraction
+    columns: int
+    head: int
+    tail: int
+
+    @property
+    def cut(self) -> int:
+        return self.columns - self.head - self.tail
+
+    def shown(self) -> range | list[int]:
+        return range(self.columns) if not self.cut else [*range(self.head), *range(self.columns - self.tail, self.columns)]
+
+
+def timeline_lines(program: Program, timeline: Timeline, columns: int | None = None) -> list[Line]:
+    """The timeline in at most `columns` columns of a terminal; all of it when None.
+
+    What does not fit is left out in the middle, in the same columns of every rank.
+    """
+    digits = len(str(program.ranks - 1))
+    room = None if columns is None else max(columns - len(f"rank {'0' * digits} ||"), 2 + len(CUT))
+    grid = _grid(timeline, room)
+    lines = []
+    short = 0
+    for rank in range(program.ranks):
+        pieces, hidden = _row(program, timeline, program.rows(rank), grid)
+        short += hidden
+        lines.append(line(("dim", f"rank {rank:>{digits}} |"), *pieces, ("dim", "|")))
+    lines += [line(("dim", note)) for note in _notes(grid, timeline, short)]
+    return lines
+
+
+def legend_line(program: Program) -> Line:
+    """What the glyphs of this program mean."""
+    what = {
+        Kind.F: "0-9 F (forward)",
+        Kind.B: "a-z B (backward)",
+        Kind.I: "a-z I (backward of the input)",
+        Kind.W: "A-Z W (backward of the weights)",
+    }
+    used = set(np.unique(program.kind).tolist())
+    pieces: list[str | tuple[str, str]] = []
+    for kind, text in what.items():
+        if kind in used:
+            pieces += [(STYLES[kind], text), ", "]
+    return line(*pieces, ". idle; the glyph is the microbatch")
+
+
+def _grid(timeline: Timeline, room: int | None) -> _Grid:
+    """One column per greatest common divisor of all times, or coarser where that would only stretch the picture."""
+    start, end = timeline.start, timeline.end
+    last = int(end.max()) if len(end) else 0
+    duration = end - start
+    lasting = duration[duration > 0]
+    if not last or not len(lasting):
+        return _Grid(Fraction(1), 0, 0, 0)
+    step = Fraction(max(_gcd(start), _gcd(end)) if min(_gcd(start), _gcd(end)) == 0 else gcd(_gcd(start), _gcd(end)))
+    shortest = int(lasting.min())
+    if shortest > WIDEST_SHORTEST * step:
+        step = Fraction(shortest, 2)
+    # A few very short operations must not stretch the rest out of sight.
+    usual = int(np.sort(lasting)[len(lasting) // 2])
+    if usual > 2 * WIDEST_SHORTEST * step:
+        step = Fraction(usual, 2 * WIDEST_SHORTEST)
+    count = -(-last // step)
+    if room is None or count <= room:
+        return _Grid(step, count, count, 0)
+    head = (room - len(CUT) + 1) // 2
+    return _Grid(step, count, head, room - len(CUT) - head)
+
+
+def _gcd(values: Ints) -> int:
+    return int(np.gcd.reduce(values))
+
+
+def _row(program: Program, timeline: Timeline, rows: range, grid: _Grid) -> tuple[list[tuple[str, str]], int]:
+    """The styled pieces of one rank, and how many of its operations are too short to be seen."""
+    window = slice(rows.start, rows.stop)
+    start, end = timeline.start[window], timeline.end[window]
+    lasting = np.flatnonzero(end > start)
+    shown = grid.shown()
+    if not len(lasting):
+        text = "." * len(shown)
+        pieces = [("", text)]
+        return _with_cut(pieces, grid), 0
+    # Middles of columns and starts of operations, over one denominator so that both are integers.
+    scale = 2 * grid.step.denominator
+    middles = _ints([(2 * column + 1) * grid.step.numerator for column in shown])
+    starts, ends = start[lasting] * scale, end[lasting] * scale
+    covering = np.searchsorted(starts, middles, side="right") - 1
+    busy = (covering >= 0) & (middles < ends[np.maximum(covering, 0)])
+    kinds = program.kind[window][lasting]
+    microbatches = program.microbatch[window][lasting]
+    pieces = []
+    for column, row in zip(busy.tolist(), covering.tolist(), strict=True):
+        if not column:
+            pieces.append(("dim", "."))
+            continue
+        kind = Kind(int(kinds[row]))
+        glyphs = GLYPHS[kind]
+        pieces.append((STYLES[kind], glyphs[int(microbatches[row]) % len(glyphs)]))
+    # An operation is seen when the middle of a column lies in it.
+    step = scale * grid.step
+    number = int(step)  # exact: `scale` holds the denominator
+    first = (starts * 2 + number - 1) // (2 * number)
+    hidden = int(np.count_nonzero(first * number * 2 + number >= ends * 2)) if step else 0
+    return _with_cut(pieces, grid), hidden
+
+
+def _ints(values: list[int]) -> Ints:
+    array: Ints = np.array(values, dtype=np.int64 if max(values, default=0) < 1 << 62 else object)
+    return array
+
+
+def _with_cut(pieces: list[tuple[str, str]], grid: _Grid) -> list[tuple[str, str]]:
+    """Neighbours of one style joined, and the mark where columns are left out."""
+    text = [(style, char) for style, piece in pieces for char in piece]
+    parts = [text[: grid.head], text[grid.head :]] if grid.cut else [text]
+    joined: list[tuple[str, str]] = []
+    for index, part in enumerate(parts):
+        if index:
+            joined.append(("dim", CUT))
+        for style, char in part:
+            if joined and joined[-1][0] == style and joined[-1][1] != CUT:
+                joined[-1] = (style, joined[-1][1] + char)
+            else:
+                joined.append((style, char))
+    return joined
+
+
+def _notes(grid: _Grid, timeline: Timeline, short: int) -> Iterator[str]:
+    unit: Any = grid.step * timeline.unit
+    if unit != 1 and grid.columns:
+        yield f"one column is {_time(unit)}"
+    if grid.cut:
+        since, until = grid.head * unit, (grid.columns - grid.tail) * unit
+        yield f"{CUT.strip()} leaves out time {_time(since)} to {_time(until)} of {_time(grid.columns * unit)}"
+    if short:
+        yield f"{short} operations are too short to be seen"
+
+
+def _time(value: Fraction) -> str:
+    return str(value) if value.denominator <= 1000 else f"{float(value):.6g}"
