@@ -1,15 +1,24 @@
-"""When every operation starts and ends, exactly, and what follows from it: makespan, bubble, spans, peaks.
+"""When every operation starts and ends, exactly, and what follows from it: makespan, bubble, spans.
 
-Times are integers in a common unit, so nothing is rounded: the time of a row is `timeline.start[row] * timeline.unit`.
+An operation starts when the one before it on its rank has ended and what it needs has arrived: from another rank that
+takes the sending stage's `send`, on the same rank nothing. SEND and RECV operations take no time of their own. Times
+are integers in a common unit, so nothing is rounded: row `i` starts at `timeline.start[i] * timeline.unit`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import lcm
+
+import numpy as np
 
 from pipedsl.calls import Calls
-from pipedsl.program import Costs, Ints, Program
+from pipedsl.dependencies import arrives_late, cells, dependencies
+from pipedsl.occupancy import activations_held, memory_used
+from pipedsl.program import COMPUTE, Costs, Ints, Program
+
+_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +75,93 @@ class Stuck(Exception):
 
 
 def simulate(program: Program, costs: Costs | None = None) -> Timeline:
-    """Run the program under `costs` (its own by default). Raises `Stuck`."""
-    raise NotImplementedError
+    """Run the program under `costs` (its own by default). Raises `Stuck`; linear in the number of operations."""
+    firsts = program.offsets[:-1].tolist()
+    lasts = program.offsets[1:].tolist()
+    if cells(program) > len(program):  # some F is missing, and the tables below would be larger than the program
+        raise Stuck(tuple(first for first, last in zip(firsts, lasts, strict=True) if first < last))
+    needs = dependencies(program)
+    unit, durations, sends = _scale(program, costs or program.costs)
+    kinds = program.kind.tolist()
+    stages = program.stage.tolist()
+    duration = [durations[kind][stage] if kind in durations else 0 for kind, stage in zip(kinds, stages, strict=True)]
+    upstream = np.where(arrives_late(program, needs.upstream), needs.upstream, -1).tolist()
+    out_of_order = _first_out_of_order(program, needs.local, needs.upstream, needs.posted)
+    stops = [last if bad < 0 else bad for last, bad in zip(lasts, out_of_order, strict=True)]
+
+    count = len(program)
+    start, end, sequence = [0] * count, [-1] * count, []
+    waiting: dict[int, list[int]] = {}  # row -> ranks that wait for it
+    cursor, clock = firsts[:], [0] * program.ranks
+    ready = list(range(program.ranks - 1, -1, -1))
+    while ready:
+        rank = ready.pop()
+        row, stop, time = cursor[rank], stops[rank], clock[rank]
+        while row < stop:
+            source = upstream[row]
+            if source >= 0:
+                arrival = end[source]
+                if arrival < 0:
+                    waiting.setdefault(source, []).append(rank)
+                    break
+                arrival += sends[stages[source]]
+                if arrival > time:
+                    time = arrival
+            start[row] = time
+            time += duration[row]
+            end[row] = time
+            sequence.append(row)
+            if row in waiting:
+                ready.extend(waiting.pop(row))
+            row += 1
+        cursor[rank], clock[rank] = row, time
+    if len(sequence) < count:
+        raise Stuck(tuple(row for row, last in zip(cursor, lasts, strict=True) if row < last))
+    dtype = np.int64 if max(clock, default=0) <= _INT64_MAX else object
+    return Timeline(np.array(start, dtype), np.array(end, dtype), unit, np.array(sequence, np.int64))
+
+
+def _scale(program: Program, costs: Costs) -> tuple[Fraction, dict[int, list[int]], list[int]]:
+    """The unit of time, durations per kind and stage, and `send` per stage, in that unit."""
+    by_kind = {int(kind): costs.of(kind) for kind in COMPUTE}
+    values = [value for row in by_kind.values() for value in row]
+    common = lcm(*{value.denominator for value in (*values, *costs.send)})
+    scaled = {kind: [int(value * common) for value in row] for kind, row in by_kind.items()}
+    return Fraction(1, common), scaled, [int(value * common) for value in costs.send]
+
+
+def _first_out_of_order(program: Program, *needs: Ints) -> list[int]:
+    """For every rank its first row that comes before a row of the same rank that it needs, or -1."""
+    rank = program.rank_of()
+    rows = np.arange(len(program))
+    bad = np.zeros(len(program), bool)
+    for need in needs:
+        bad |= (need > rows) & (rank[need] == rank)
+    at = np.flatnonzero(bad)
+    ranks, first = np.unique(rank[at], return_index=True)
+    found = [-1] * program.ranks
+    for index, row in zip(ranks.tolist(), at[first].tolist(), strict=True):
+        found[index] = row
+    return found
 
 
 def measure(program: Program, timeline: Timeline, calls: Calls | None = None) -> Metrics:
     """The metrics of a run. With `calls`, send and receive buffers count in `memory`."""
-    raise NotImplementedError
+    busy, spans = [], []
+    compute = np.isin(program.kind, COMPUTE)
+    for rank in range(program.ranks):
+        rows = slice(int(program.offsets[rank]), int(program.offsets[rank + 1]))
+        start, end = timeline.start[rows][compute[rows]], timeline.end[rows][compute[rows]]
+        busy.append(int((end - start).sum()) * timeline.unit)
+        spans.append(int(end[-1] - start[0]) * timeline.unit if len(end) else Fraction(0))
+    makespan = timeline.makespan
+    span = max(spans, default=Fraction(0))
+    return Metrics(
+        makespan=makespan,
+        bubble=1 - sum(busy) / (program.ranks * makespan) if makespan else Fraction(0),
+        span=span,
+        span_bubble=1 - max(busy) / span if span else Fraction(0),
+        busy=tuple(busy),
+        peak_activations=activations_held(program).peaks(),
+        memory=memory_used(program, calls).peaks(),
+    )
