@@ -1,1 +1,65 @@
-"""pipedsl."""
+"""Pipeline-parallel training schedules as text: proved, and compiled to torch.distributed.
+
+What users need is here by name; it is loaded on first use, so that importing one part stays light.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipedsl.api import Result, load, parse_text, verify, verify_text
+    from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
+    from pipedsl.library import UsageError, shipped
+    from verify.report import Report, Verdict
+
+__all__ = [
+    "Diagnostic",
+    "DiagnosticError",
+    "Limits",
+    "Report",
+    "Result",
+    "UsageError",
+    "Verdict",
+    "load",
+    "parse_text",
+    "shipped",
+    "verify",
+    "verify_text",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Diagnostic": "pipedsl.diagnostics",
+    "DiagnosticError": "pipedsl.diagnostics",
+    "Limits": "pipedsl.diagnostics",
+    "UsageError": "pipedsl.library",
+    "shipped": "pipedsl.library",
+    "Report": "verify.report",
+    "Verdict": "verify.report",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'pipedsl' has no attribute {name!r}")
+    from importlib import import_module
+
+    home = _HOMES.get(name, "pipedsl.api")
+    if home.split(".")[0] == "verify" or home == "pipedsl.api":
+        check_verifier()
+    return getattr(import_module(home), name)
+
+
+def check_verifier() -> None:
+    """Say plainly when some other module named `verify` hides the verifier. Raises ImportError."""
+    from importlib import import_module
+
+    module = import_module("verify")
+    if not hasattr(module, "TRANSPORTS"):
+        where = getattr(module, "__file__", None) or "a folder without __init__.py"
+        raise ImportError(
+            f"another module named `verify` hides the verifier of pipedsl: {where}. "
+            "Rename it, or start from a folder that does not hold it."
+        )

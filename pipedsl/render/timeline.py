@@ -11,8 +11,9 @@ import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from math import gcd
-from typing import Any
+from operator import itemgetter
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def _grid(timeline: Timeline, room: int | None) -> _Grid:
     lasting = duration[duration > 0]
     if not last or not len(lasting):
         return _Grid(Fraction(1), 0, 0, 0)
-    step = Fraction(max(_gcd(start), _gcd(end)) if min(_gcd(start), _gcd(end)) == 0 else gcd(_gcd(start), _gcd(end)))
+    step = Fraction(gcd(_gcd(start), _gcd(end)))
     shortest = int(lasting.min())
     if shortest > WIDEST_SHORTEST * step:
         step = Fraction(shortest, 2)
@@ -109,36 +110,26 @@ def _gcd(values: Ints) -> int:
 
 def _row(program: Program, timeline: Timeline, rows: range, grid: _Grid) -> tuple[list[tuple[str, str]], int]:
     """The styled pieces of one rank, and how many of its operations are too short to be seen."""
-    window = slice(rows.start, rows.stop)
-    start, end = timeline.start[window], timeline.end[window]
+    start, end = timeline.start[rows.start : rows.stop], timeline.end[rows.start : rows.stop]
     lasting = np.flatnonzero(end > start)
+    # All times in units of half a column's denominator, so that the middle of column k is the integer (2k + 1) * half.
+    start, end = (times[lasting] * (2 * grid.step.denominator) for times in (start, end))
+    half = grid.step.numerator
     shown = grid.shown()
-    if not len(lasting):
-        text = "." * len(shown)
-        pieces = [("", text)]
-        return _with_cut(pieces, grid), 0
-    # Middles of columns and starts of operations, over one denominator so that both are integers.
-    scale = 2 * grid.step.denominator
-    middles = _ints([(2 * column + 1) * grid.step.numerator for column in shown])
-    starts, ends = start[lasting] * scale, end[lasting] * scale
-    covering = np.searchsorted(starts, middles, side="right") - 1
-    busy = (covering >= 0) & (middles < ends[np.maximum(covering, 0)])
-    kinds = program.kind[window][lasting]
-    microbatches = program.microbatch[window][lasting]
+    middles = _ints([(2 * column + 1) * half for column in shown])
+    covering = np.searchsorted(start, middles, side="right") - 1
     pieces = []
-    for column, row in zip(busy.tolist(), covering.tolist(), strict=True):
-        if not column:
+    for middle, index in zip(middles.tolist(), covering.tolist(), strict=True):
+        if index < 0 or middle >= end[index]:
             pieces.append(("dim", "."))
             continue
-        kind = Kind(int(kinds[row]))
+        row = rows.start + int(lasting[index])
+        kind = Kind(program.kind[row])
         glyphs = GLYPHS[kind]
-        pieces.append((STYLES[kind], glyphs[int(microbatches[row]) % len(glyphs)]))
-    # An operation is seen when the middle of a column lies in it.
-    step = scale * grid.step
-    number = int(step)  # exact: `scale` holds the denominator
-    first = (starts * 2 + number - 1) // (2 * number)
-    hidden = int(np.count_nonzero(first * number * 2 + number >= ends * 2)) if step else 0
-    return _with_cut(pieces, grid), hidden
+        pieces.append((STYLES[kind], glyphs[int(program.microbatch[row]) % len(glyphs)]))
+    first = (start + half - 1) // (2 * half)  # the first column whose middle is not before the start
+    unseen = int(np.count_nonzero((2 * first + 1) * half >= end))
+    return _with_cut(pieces, grid), unseen
 
 
 def _ints(values: list[int]) -> Ints:
@@ -148,22 +139,17 @@ def _ints(values: list[int]) -> Ints:
 
 def _with_cut(pieces: list[tuple[str, str]], grid: _Grid) -> list[tuple[str, str]]:
     """Neighbours of one style joined, and the mark where columns are left out."""
-    text = [(style, char) for style, piece in pieces for char in piece]
-    parts = [text[: grid.head], text[grid.head :]] if grid.cut else [text]
-    joined: list[tuple[str, str]] = []
-    for index, part in enumerate(parts):
-        if index:
-            joined.append(("dim", CUT))
-        for style, char in part:
-            if joined and joined[-1][0] == style and joined[-1][1] != CUT:
-                joined[-1] = (style, joined[-1][1] + char)
-            else:
-                joined.append((style, char))
-    return joined
+    if not grid.cut:
+        return _joined(pieces)
+    return [*_joined(pieces[: grid.head]), ("dim", CUT), *_joined(pieces[grid.head :])]
+
+
+def _joined(pieces: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(style, "".join(text for _, text in group)) for style, group in groupby(pieces, itemgetter(0))]
 
 
 def _notes(grid: _Grid, timeline: Timeline, short: int) -> Iterator[str]:
-    unit: Any = grid.step * timeline.unit
+    unit = grid.step * timeline.unit
     if unit != 1 and grid.columns:
         yield f"one column is {_time(unit)}"
     if grid.cut:

@@ -1,0 +1,55 @@
+"""The verdict and the numbers in a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from pipedsl.program import Program
+from pipedsl.render.numbers import number, per_rank, percent
+from pipedsl.render.style import Line, line, visible
+from pipedsl.simulate import Metrics
+from verify.report import Report, Verdict
+
+STYLES = {Verdict.VERIFIED: "good", Verdict.REJECTED: "error", Verdict.UNKNOWN: "warning"}
+
+
+def title(name: str, params: Mapping[str, int]) -> str:
+    """`zb_h1 (p=4, m=8)`."""
+    given = ", ".join(f"{key}={value}" for key, value in params.items())
+    return visible(f"{name} ({given})" if given else name)
+
+
+def verdict_line(name: str, params: Mapping[str, int], report: Report) -> Line:
+    return line(f"{title(name, params)}: ", (STYLES[report.verdict], report.verdict.value))
+
+
+def summary_lines(report: Report, program: Program | None, claims: int = 0) -> list[Line]:
+    """Transports, metrics and claims, as far as there are any. `claims`: how many the text makes."""
+    facts = list(_transports(report.transports))
+    if report.metrics is not None and program is not None:
+        facts += metric_facts(report.metrics, program)
+    if claims and report.verdict is Verdict.VERIFIED:
+        facts.append(("claims", f"{'all ' if claims > 1 else ''}{claims} hold{'s' if claims == 1 else ''}"))
+    margin = max((len(name) for name, _ in facts), default=0)
+    return [line(("dim", f"  {name:<{margin}}"), f"  {text}") for name, text in facts]
+
+
+def metric_facts(metrics: Metrics, program: Program) -> Iterator[tuple[str, str]]:
+    """(name, text) of each metric; memory only where it says more than the peaks do."""
+    yield "makespan", number(metrics.makespan)
+    yield "bubble", percent(metrics.bubble)
+    if metrics.span != metrics.makespan:
+        yield "span", f"{number(metrics.span)}, span bubble {percent(metrics.span_bubble)}"
+    yield "peak activations", per_rank(metrics.peak_activations)
+    if metrics.memory != metrics.peak_activations:
+        yield "memory", per_rank(metrics.memory, program.memory.in_bytes)
+    if any(cap is not None for cap in program.memory.cap):
+        caps = [cap if cap is not None else Fraction(-1) for cap in program.memory.cap]
+        yield "cap", per_rank(caps, program.memory.in_bytes).replace("-1", "none")
+
+
+def _transports(transports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for result in sorted(set(transports.values()), key=lambda each: (each != "safe", each)):
+        names = ", ".join(name for name, found in transports.items() if found == result)
+        yield "safe on" if result == "safe" else f"{result} on", names
