@@ -1,0 +1,285 @@
+"""A tree and parameters to a Program: everything computed, every rank's operations as arrays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipedsl.check import check, suggest
+from pipedsl.counting import number_microbatches
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
+from pipedsl.evaluate import Budget, Evaluator, Value, as_int, as_truth, fail, nodes, show
+from pipedsl.program import Ints, Kind, Program
+from pipedsl.sizes import costs_of, memory_of
+from pipedsl.syntax import Expr, Function, Name, Place, RankBlock, Require, Schedule, Stages
+from pipedsl.words import Block
+
+STEPS_PER_RANK = 64
+"""What a rank costs of the limit on steps, whether it does anything or not."""
+
+RANKS_NAMED = 8
+"""Ranks that one message lists before it only counts them."""
+
+
+def expand(schedule: Schedule, params: Mapping[str, int], limits: Limits | None = None) -> Program:
+    """The program of every rank under `params` (`-D`); defaults fill in what is missing there.
+
+    Raises DiagnosticError with every mistake found: those of `check` alone, then of the parameters, then PD112, then
+    the rest. What needs the whole program (PD206 and on) is left to the verifier.
+    """
+    limits = limits or Limits()
+    found = check(schedule, limits)
+    if found:
+        raise DiagnosticError(found)
+    budget = Budget(limits)
+    values = parameter_values(schedule, params, limits)
+    functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
+    evaluator = Evaluator(functions, values, limits, budget)
+    _require(schedule, evaluator, values)
+    return _Expansion(schedule, values, limits, budget, evaluator).program()
+
+
+def parameter_values(schedule: Schedule, params: Mapping[str, int], limits: Limits) -> dict[str, int]:
+    """Every parameter's value. Raises DiagnosticError with every PD111."""
+    header = schedule.header
+    known = [parameter.name for parameter in header.parameters]
+    found = [
+        Diagnostic(
+            "PD111",
+            f"the schedule has no parameter `{name}`",
+            header.span,
+            help=suggest(name, known) or f"its parameters are {', '.join(known)}",
+        )
+        for name in params
+        if name not in known
+    ]
+    values: dict[str, int] = {}
+    for parameter in header.parameters:
+        name = parameter.name
+        try:
+            values[name] = _parameter(name, parameter.default, parameter.span, params, values, limits)
+        except DiagnosticError as error:
+            found.extend(error.diagnostics)
+            values[name] = 1
+    if found:
+        raise DiagnosticError(found)
+    return values
+
+
+def _parameter(
+    name: str, default: Expr | None, span: Span, params: Mapping[str, int], values: Mapping[str, int], limits: Limits
+) -> int:
+    value: Value
+    if name in params:
+        value = params[name]
+    elif default is None:
+        fail("PD111", f"the parameter `{name}` has no value", span, help=f"give it one: `-D {name}=4`")
+    else:
+        value = Evaluator({}, values, limits).value(default)
+    if type(value) is not int:
+        fail("PD111", f"the parameter `{name}` must be an integer, not {show(value)}", span)
+    if value.bit_length() > limits.bits:
+        fail("PD104", f"the parameter `{name}` needs more than {limits.bits} bits", span)
+    if name in ("p", "m") and value < 1:
+        what = "ranks" if name == "p" else "microbatches"
+        fail("PD111", f"`{name}`, the number of {what}, must be at least 1, not {value}", span)
+    return value
+
+
+def _require(schedule: Schedule, evaluator: Evaluator, values: Mapping[str, int]) -> None:
+    """Raise PD112 for every `require` that is not met."""
+    found: list[Diagnostic] = []
+    for item in schedule.items:
+        if not isinstance(item, Require):
+            continue
+        try:
+            met = as_truth(evaluator.value(item.condition), item.condition.span, "what `require` asks for")
+        except DiagnosticError as error:
+            found.extend(error.diagnostics)
+            continue
+        if not met:
+            why = item.why or f"`{item.condition.span.text}` does not hold"
+            used = _given(item.condition, values)
+            found.append(Diagnostic("PD112", why, item.span, notes=(f"with {used}",) if used else ()))
+    if found:
+        raise DiagnosticError(found)
+
+
+def _given(expr: Expr, values: Mapping[str, int]) -> str:
+    """`p = 4, m = 6`, for the parameters in an expression."""
+    names = dict.fromkeys(node.id for node in nodes(expr) if isinstance(node, Name))
+    return ", ".join(f"{name} = {values[name]}" for name in names if name in values)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The operations of one rank, as a Program has them; `op` is an index into the spans of its block."""
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    span: Ints
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    """One expansion: a checked schedule, its parameters, and what it may still cost."""
+
+    schedule: Schedule
+    values: Mapping[str, int]
+    limits: Limits
+    budget: Budget
+    evaluator: Evaluator
+
+    def program(self) -> Program:
+        ranks, microbatches = self.values["p"], self.values["m"]
+        stages_item = next(item for item in self.schedule.items if isinstance(item, Stages))
+        items = [item for item in self.schedule.items if isinstance(item, RankBlock)]
+        self.budget.spend(ranks * (STEPS_PER_RANK + len(items)), self.schedule.header.span)
+        stages = self._stages(stages_item, microbatches)
+        placement = self._placement(stages)
+        costs, cost_problems = costs_of(self.schedule, self.evaluator, stages)
+        memory, memory_problems = memory_of(self.schedule, self.evaluator, stages, ranks)
+        blocks = [Block(item, self.evaluator, microbatches, self.limits, self.budget) for item in items]
+        owners, problems = self._owners(blocks, ranks)
+        rows, rank_problems = self._ranks(blocks, owners, placement)
+        problems = [*cost_problems, *memory_problems, *problems, *rank_problems]
+        if problems or costs is None or memory is None:
+            raise DiagnosticError(problems)
+        lengths = [len(each.kind) for each in rows]
+        stage = _join([each.stage for each in rows], np.int32)
+        return Program(
+            name=self.schedule.header.name,
+            params=dict(self.values),
+            ranks=ranks,
+            stages=stages,
+            microbatches=microbatches,
+            placement=placement.reshape(1, -1),
+            offsets=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64),
+            kind=_join([each.kind for each in rows], np.int8),
+            stage=stage,
+            microbatch=_join([each.microbatch for each in rows], np.int32),
+            replica=np.zeros(len(stage), np.int8),
+            span=_join([each.span for each in rows], np.int32),
+            spans=tuple(op.span for block in blocks for op in block.ops),
+            costs=costs,
+            memory=memory,
+            header_span=self.schedule.header.span,
+            rank_spans=tuple(blocks[owner].block.span for owner in owners),
+        )
+
+    def _stages(self, item: Stages, microbatches: int) -> int:
+        stages = as_int(self.evaluator.value(item.count), item.count.span, "the number of stages")
+        if stages < 1:
+            fail("PD202", f"there must be at least 1 stage, not {stages}", item.count.span)
+        if 2 * stages * microbatches > self.limits.operations:
+            fail(
+                "PD104",
+                f"{stages:,} stages and {microbatches:,} microbatches need {2 * stages * microbatches:,} operations "
+                f"or more, the limit is {self.limits.operations:,}",
+                item.span,
+                help="use smaller parameters, or raise the limit on operations",
+            )
+        return stages
+
+    def _placement(self, stages: int) -> Ints:
+        """The rank of every stage: (stages,). Raises PD202 for the first stage on no rank."""
+        place = next(item for item in self.schedule.items if isinstance(item, Place))
+        assert place.rank is not None
+        assert place.variable is not None
+        ranks = self.values["p"]
+        self.budget.spend(stages, place.span)
+        rank_of = self.evaluator.compile(place.rank, {place.variable: 0})
+        placement = []
+        for stage in range(stages):
+            rank = as_int(rank_of([stage]), place.rank.span, "the rank of a stage")
+            if not 0 <= rank < ranks:
+                fail(
+                    "PD202",
+                    f"stage {stage} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}",
+                    place.rank.span,
+                )
+            placement.append(rank)
+        return np.array(placement, np.int32)
+
+    def _owners(self, blocks: list[Block], ranks: int) -> tuple[list[int], list[Diagnostic]]:
+        """The number of the block of every rank (-1 where there is none), and PD201 where it is not one."""
+        owners: list[int] = []
+        bare: list[int] = []
+        twice: dict[tuple[int, int], list[int]] = {}
+        for rank in range(ranks):
+            covering = [number for number, block in enumerate(blocks) if block.covers(rank)]
+            owners.append(covering[0] if covering else -1)
+            if not covering:
+                bare.append(rank)
+            for other in covering[1:]:
+                twice.setdefault((covering[0], other), []).append(rank)
+        found = []
+        if bare:
+            have = "has" if len(bare) == 1 else "have"
+            span = blocks[0].block.span if len(blocks) == 1 else self.schedule.header.span
+            found.append(Diagnostic("PD201", f"{_rank_list(bare)} {have} no program", span, help="add a `rank` block"))
+        for (first, second), both in twice.items():
+            have = "has" if len(both) == 1 else "have"
+            label = Label(blocks[first].block.span, "and here")
+            message = f"{_rank_list(both)} {have} two programs: here"
+            found.append(
+                Diagnostic("PD201", message, blocks[second].block.span, (label,), help="make the `where`s exclude it")
+            )
+        return owners, found
+
+    def _ranks(self, blocks: list[Block], owners: list[int], placement: Ints) -> tuple[list[_Rows], list[Diagnostic]]:
+        """Every rank's rows. A mistake is reported for the first rank that has it; PD104 ends everything."""
+        found: list[Diagnostic] = []
+        seen: Counter[tuple[str, Span | None]] = Counter()
+        rows: list[_Rows] = []
+        first_op = np.cumsum([0, *(len(block.ops) for block in blocks)])
+        kinds = [np.array([Kind[op.kind] for op in block.ops], np.int8) for block in blocks]
+        by_rank = np.argsort(placement, kind="stable")
+        bounds = np.searchsorted(placement[by_rank], np.arange(len(owners) + 1))
+        left = self.limits.operations
+        for rank, owner in enumerate(owners):
+            if owner < 0:
+                continue
+            stages = by_rank[bounds[rank] : bounds[rank + 1]]
+            try:
+                each, problems = self._rank(rank, blocks[owner], kinds[owner], stages, left)
+                rows.append(replace(each, span=each.span + first_op[owner]))
+                left -= len(each.kind)
+            except DiagnosticError as error:
+                if any(d.code == "PD104" for d in error.diagnostics):
+                    raise
+                problems = list(error.diagnostics)
+            for problem in problems:
+                key = (problem.code, problem.span)
+                seen[key] += 1
+                if seen[key] == 1:
+                    found.append(replace(problem, notes=(*problem.notes, self._on(rank))))
+        return rows, found
+
+    def _rank(self, rank: int, block: Block, kinds: Ints, stages: Ints, left: int) -> tuple[_Rows, list[Diagnostic]]:
+        operations = block.run(rank, len(stages), left)
+        kind = kinds[operations.op]
+        microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(stages))
+        stage = stages[operations.chunk] if len(operations.op) else operations.chunk
+        return _Rows(kind, stage, microbatch, operations.op), problems
+
+    def _on(self, rank: int) -> str:
+        given = ", ".join(f"{name} = {value}" for name, value in self.values.items())
+        return f"on rank {rank}, with {given}"
+
+
+def _join(parts: list[Ints], dtype: type) -> Ints:
+    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
+
+
+def _rank_list(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 2`, and how many more."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    named = ", ".join(map(str, ranks[:RANKS_NAMED]))
+    more = f" and {len(ranks) - RANKS_NAMED} more" if len(ranks) > RANKS_NAMED else ""
+    return f"ranks {named}{more}"
