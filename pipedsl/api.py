@@ -1,8 +1,8 @@
 """The straight line, composed: text to schedule to program to report. Nothing here prints.
 
-    import pipedsl
-    result = pipedsl.verify(pipedsl.load("1f1b"), {"p": 4, "m": 8})
-    assert result.verdict is pipedsl.Verdict.VERIFIED
+import pipedsl
+result = pipedsl.verify(pipedsl.load("1f1b"), {"p": 4, "m": 8})
+assert result.verdict is pipedsl.Verdict.VERIFIED
 """
 
 from __future__ import annotations

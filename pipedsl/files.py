@@ -29,6 +29,8 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
         os.replace(temporary, target)
     except BaseException:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipedsl.diagnostics import Limits
 
 SUFFIX = ".sched"
+SHIPPED_PREFIX = "<shipped>/"
 
 
 class UsageError(Exception):
@@ -43,7 +44,7 @@ def find(file_or_name: str, limits: Limits | None = None) -> tuple[str, bytes]:
     if _is_name(file_or_name) and not _is_readable_kind(path):
         known = folder() / f"{file_or_name}{SUFFIX}"
         if known.is_file():
-            return f"<shipped>/{known.name}", _read(known, size)
+            return f"{SHIPPED_PREFIX}{known.name}", _read(known, size)
     return file_or_name, _read(path, size)
 
 
@@ -52,7 +53,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_readable_kind(path: Path) -> bool:
-    return path.exists() and not path.is_dir()
+    return os.path.exists(path) and not os.path.isdir(path)  # false for names no file can have, too
 
 
 def _read(path: Path, size: int) -> bytes:

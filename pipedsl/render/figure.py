@@ -41,9 +41,9 @@ def draw(program: Program, timeline: Timeline, heading: str, captions: Sequence[
     except ImportError:
         raise UsageError("drawing needs matplotlib: pip install 'pipedsl[plot]'") from None
     height = min(max(program.ranks, 2) * ROW, MOST_HEIGHT)
-    extra = 1.1 + 0.2 * len(captions)
+    extra = 0.95 + 0.2 * len(captions)
     # Salt and metadata are what matplotlib would otherwise make up anew in every file.
-    settings = {"svg.hashsalt": "pipedsl", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
+    settings: Any = {"svg.hashsalt": "pipedsl", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(WIDTH, height + extra))
         top = 0.45
@@ -51,7 +51,7 @@ def draw(program: Program, timeline: Timeline, heading: str, captions: Sequence[
         _draw_rows(axes, program, timeline)
         axes.set_title(heading, parse_math=False, fontsize=11, loc="left", pad=6)
         for index, caption in enumerate(captions):
-            y = (extra - top - 0.55 - 0.2 * index) / (height + extra)
+            y = (extra - top - 0.42 - 0.2 * index) / (height + extra)
             figure.text(0.06, y, caption, parse_math=False, fontsize=9, va="top")
         stream = BytesIO()
         figure.savefig(stream, format=form, metadata=_metadata(form), dpi=150)
@@ -82,9 +82,11 @@ def _draw_rows(axes: Any, program: Program, timeline: Timeline) -> None:
             continue
         legend.append(Patch(facecolor=COLOURS[kind], label=NAMES[kind]))
         left, right, top, bottom = start[rows], end[rows], rank[rows] - 0.42, rank[rows] + 0.42
-        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
+        corners: Any = np.stack([left, top, right, top, right, bottom, left, bottom], axis=1).reshape(-1, 4, 2)
         shades = _shades(COLOURS[kind], program, rows)
-        bars = PolyCollection(corners, facecolors=shades, edgecolors="white", linewidths=0.3)
+        points = WIDTH * 0.92 * 72 * float((right - left).min()) / last
+        edge = "white" if points > 3 else "none"  # between narrower operations the edges would be all there is to see
+        bars = PolyCollection(corners, facecolors=shades, edgecolors=edge, linewidths=0.3, snap=False)
         bars.set_rasterized(len(program) > MOST_SHAPES)
         axes.add_collection(bars)
     _write_numbers(axes, program, start, end, last)
@@ -130,4 +132,6 @@ def _write_numbers(axes: Any, program: Program, start: Ints, end: Ints, last: fl
     for row in rows.tolist():
         middle = (start[row] + end[row]) / 2
         text = str(int(program.microbatch[row]))
-        axes.text(middle, ranks[row], text, ha="center", va="center_baseline", fontsize=font, color="white", clip_on=True)
+        axes.text(
+            middle, ranks[row], text, ha="center", va="center_baseline", fontsize=font, color="white", clip_on=True
+        )

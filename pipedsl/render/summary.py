@@ -20,10 +20,6 @@ def title(name: str, params: Mapping[str, int]) -> str:
     return visible(f"{name} ({given})" if given else name)
 
 
-def verdict_line(name: str, params: Mapping[str, int], report: Report) -> Line:
-    return line(f"{title(name, params)}: ", (STYLES[report.verdict], report.verdict.value))
-
-
 def summary_lines(report: Report, program: Program | None, claims: int = 0) -> list[Line]:
     """Transports, metrics and claims, as far as there are any. `claims`: how many the text makes."""
     facts = list(_transports(report.transports))
@@ -53,3 +49,12 @@ def _transports(transports: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for result in sorted(set(transports.values()), key=lambda each: (each != "safe", each)):
         names = ", ".join(name for name, found in transports.items() if found == result)
         yield "safe on" if result == "safe" else f"{result} on", names
+
+
+def captions(report: Report, program: Program) -> list[str]:
+    """The same in a few lines of plain text, for under a picture."""
+    facts = [] if report.metrics is None else list(metric_facts(report.metrics, program))
+    times = [f"{name} {text}" for name, text in facts if name in ("makespan", "bubble", "span")]
+    peaks = [f"{name} {text}" for name, text in facts if name not in ("makespan", "bubble", "span")]
+    verdict = [report.verdict.value, *(f"{name} {text}" for name, text in _transports(report.transports))]
+    return [" · ".join(part) for part in (times, peaks, verdict) if part]

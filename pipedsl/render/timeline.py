@@ -44,7 +44,9 @@ class _Grid:
         return self.columns - self.head - self.tail
 
     def shown(self) -> range | list[int]:
-        return range(self.columns) if not self.cut else [*range(self.head), *range(self.columns - self.tail, self.columns)]
+        return (
+            range(self.columns) if not self.cut else [*range(self.head), *range(self.columns - self.tail, self.columns)]
+        )
 
 
 def timeline_lines(program: Program, timeline: Timeline, columns: int | None = None) -> list[Line]:

@@ -1,0 +1,5 @@
+"""`python -m pipedsl`."""
+
+from pipedsl.cli.main import main
+
+main()

@@ -1,0 +1,136 @@
+"""What the commands share: their options, reading and checking a file, printing findings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import wraps
+from typing import Any, NoReturn
+
+import click
+
+from pipedsl.diagnostics import Diagnostic, Limits
+from pipedsl.render.report import diagnostics_lines
+from pipedsl.render.style import Colour, Line, paint, wants_colour
+
+LIMIT_HELP = {
+    "operations": "operations that a program may expand to",
+    "steps": "loop rounds and function calls while expanding",
+    "nesting": "depth of brackets, blocks and expressions",
+    "tokens": "words and signs in a file",
+    "source_bytes": "size of a file",
+    "bits": "size of a number in bits",
+}
+# Trees are walked recursively, so their depth cannot be free.
+MOST_NESTING = 200
+
+
+def _definitions(ctx: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    params: dict[str, int] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not of the form name=value, like -D p=4")
+        try:
+            number = int(value)
+        except ValueError:
+            raise click.BadParameter(f"the value of {name} must be an integer, not {value[:40]!r}") from None
+        if params.get(name, number) != number:
+            raise click.BadParameter(f"{name} is given twice, as {params[name]} and as {number}")
+        params[name] = number
+    return params
+
+
+file_argument = click.argument("file", metavar="FILE")
+define_option = click.option(
+    "-D",
+    "params",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_definitions,
+    help="Set a parameter of the schedule; may be repeated.",
+)
+color_option = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour the output; `auto`: on a terminal, unless NO_COLOR is set.",
+)
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the output.",
+)
+
+
+def _transports(ctx: click.Context, option: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
+    from verify import TRANSPORTS
+
+    for name in values:
+        if name not in TRANSPORTS:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(TRANSPORTS)}")
+    return tuple(name for name in TRANSPORTS if name in values) or TRANSPORTS
+
+
+transport_option = click.option(
+    "--transport",
+    "transports",
+    metavar="NAME",
+    multiple=True,
+    callback=_transports,
+    help="Transport that must be safe; may be repeated. By default all: buffered, gloo, nccl-lazy, nccl-eager, "
+    "nccl-lazy-warm, nccl-eager-warm.",
+)
+
+
+def limit_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One `--limit-...` option for each field of `Limits`; the command gets them as `limits`."""
+
+    @wraps(command)
+    def gather(*args: Any, **options: Any) -> None:
+        limits = Limits(**{field.name: options.pop(f"limit_{field.name}") for field in fields(Limits)})
+        command(*args, limits=limits, **options)
+
+    decorated: Callable[..., None] = gather
+    for field in reversed(fields(Limits)):
+        most = MOST_NESTING if field.name == "nesting" else None
+        decorated = click.option(
+            f"--limit-{field.name.replace('_', '-')}",
+            type=click.IntRange(1, most),
+            default=field.default,
+            show_default=True,
+            help=f"Limit: {LIMIT_HELP[field.name]}.",
+        )(decorated)
+    return decorated
+
+
+def finish(status: int) -> NoReturn:
+    """End the command with this exit status."""
+    raise click.exceptions.Exit(status)
+
+
+def write(text: str) -> None:
+    """To standard output, as it is."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+
+
+def print_lines(lines: Iterable[Line], color: Colour = "auto", err: bool = False) -> None:
+    stream = sys.stderr if err else sys.stdout
+    if stream is not None:
+        stream.write(paint(lines, wants_colour(stream, color)))
+
+
+def print_diagnostics(diagnostics: Iterable[Diagnostic], color: Colour = "auto", err: bool = False) -> None:
+    print_lines(diagnostics_lines(diagnostics), color, err)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    write(json.dumps(document, indent=2) + "\n")

@@ -1,0 +1,52 @@
+"""`pipedsl compile`."""
+
+from __future__ import annotations
+
+import click
+
+from pipedsl.cli.checking import check_file, exit_status, print_result
+from pipedsl.cli.common import (
+    color_option,
+    define_option,
+    file_argument,
+    finish,
+    limit_options,
+    transport_option,
+    write,
+)
+from pipedsl.diagnostics import Limits
+from pipedsl.files import write_atomically
+from pipedsl.render.style import Colour
+from verify import Verdict
+
+
+@click.command("compile", short_help="Write a verified schedule as a Python file that needs torch alone.")
+@file_argument
+@define_option
+@click.option("-o", "output", metavar="PATH", required=True, help="The Python file to write; `-` for standard output.")
+@transport_option
+@color_option
+@limit_options
+def command(
+    file: str,
+    params: dict[str, int],
+    output: str,
+    transports: tuple[str, ...],
+    color: Colour,
+    limits: Limits,
+) -> None:
+    """Verify a schedule, then write the executor that runs exactly its calls.
+
+    Nothing is written unless the schedule is verified. Exit status as of `verify`.
+    """
+    result = check_file(file, params, transports, limits)
+    if result.verdict is Verdict.VERIFIED:
+        from pipedsl.emit import emit_result
+
+        text = emit_result(result)
+        if output == "-":
+            write(text)
+        else:
+            write_atomically(output, text)
+    print_result(result, file, color, err=output == "-")
+    finish(exit_status(result.report))

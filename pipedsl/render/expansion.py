@@ -1,0 +1,106 @@
+"""A Program or its Calls written out, a rank at a time, so that large ones never lie in memory as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipedsl.calls import CallKind, Calls
+from pipedsl.program import Kind, Program
+
+WORDS = {
+    CallKind.SEND: "send",
+    CallKind.RECV: "recv",
+    CallKind.ISEND: "isend",
+    CallKind.IRECV: "irecv",
+    CallKind.WAIT: "wait",
+}
+
+
+def program_json(program: Program) -> Iterator[str]:
+    """`{"schedule", "params", "stages", "placement", "ranks": [[["F", stage, microbatch], ...], ...]}`.
+
+    With replicas an operation has its replica as fourth element, and `placement` is a list of them.
+    """
+    placement = program.placement.tolist()
+    head = {
+        "schedule": program.name,
+        "params": dict(program.params),
+        "stages": program.stages,
+        "placement": placement[0] if len(placement) == 1 else placement,
+    }
+    yield from _json(head, (_operations(program, rank) for rank in range(program.ranks)))
+
+
+def calls_json(calls: Calls) -> Iterator[str]:
+    """`{"ranks": [[["isend", peer, tag], ["wait", k], ["batch", [["isend", peer, tag], ...]], ...], ...]}`.
+
+    `k` counts the rank's non-blocking requests from 0. Computations are left out.
+    """
+    yield from _json({}, (_rank_calls(calls, rank) for rank in range(calls.ranks)))
+
+
+def program_text(program: Program) -> Iterator[str]:
+    """One line a rank, in the indexed operations of the language."""
+    for rank in range(program.ranks):
+        chunk = {place: index for index, place in enumerate(program.chunks(rank))}
+        words = []
+        for name, stage, microbatch, replica in _rows(program, rank):
+            at = f"@{chunk.get((replica, stage), '?')}" if len(chunk) > 1 else ""
+            words.append(f"{name}{at}[{microbatch}]")
+        yield f"rank {rank}: {' '.join(words)}\n"
+
+
+def calls_text(calls: Calls, program: Program) -> Iterator[str]:
+    """One line a call, computations among them."""
+    for rank in range(calls.ranks):
+        yield f"rank {rank}\n"
+        for row in calls.rows(rank):
+            computes = calls.kind[row] == CallKind.COMPUTE and calls.op[row] >= 0
+            yield f"    {program.label(int(calls.op[row])) if computes else calls.label(row)}\n"
+
+
+def _json(head: dict[str, Any], ranks: Iterable[list[Any]]) -> Iterator[str]:
+    opening = json.dumps(head, indent=2).rstrip("}\n ")
+    yield f'{opening}{"," if head else ""}\n  "ranks": ['
+    for index, rank in enumerate(ranks):
+        yield f"{',' if index else ''}\n    {json.dumps(rank, separators=(',', ':'))}"
+    yield "\n  ]\n}\n"
+
+
+def _rows(program: Program, rank: int) -> Iterator[tuple[str, int, int, int]]:
+    """(kind, stage, microbatch, replica) of each operation of a rank."""
+    names = {int(kind): kind.name for kind in Kind}
+    window = program.rows(rank)
+    part = slice(window.start, window.stop)
+    columns = (program.kind, program.stage, program.microbatch, program.replica)
+    for kind, stage, microbatch, replica in zip(*(column[part].tolist() for column in columns), strict=True):
+        yield names[kind], stage, microbatch, replica
+
+
+def _operations(program: Program, rank: int) -> list[Any]:
+    size = 3 if program.placement.shape[0] == 1 else 4
+    return [list(row[:size]) for row in _rows(program, rank)]
+
+
+def _rank_calls(calls: Calls, rank: int) -> list[Any]:
+    written: list[Any] = []
+    open_batch = -1
+    for row in calls.rows(rank):
+        kind = CallKind(calls.kind[row])
+        if kind is CallKind.COMPUTE:
+            continue
+        if kind is CallKind.WAIT:
+            written.append(["wait", int(calls.request[row])])
+            continue
+        call = [WORDS[kind], int(calls.peer[row]), calls.tags[int(calls.tag[row])]]
+        batch = int(calls.batch[row])
+        if batch < 0:
+            written.append(call)
+        elif batch == open_batch:
+            written[-1][1].append(call)
+        else:
+            written.append(["batch", [call]])
+        open_batch = batch
+    return written
