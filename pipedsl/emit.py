@@ -1,0 +1,171 @@
+"""Calls to one Python file that needs torch alone: the calls as data, and the text of the runtime."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pipedsl import __version__
+from pipedsl.calls import CallKind, Calls
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Source
+from pipedsl.program import COMPUTE, Kind, Program
+
+# In the order that their names are defined in.
+RUNTIME_MODULES = ("plan", "tree", "chunk", "clock", "wire", "watch", "rendezvous", "exchange", "executor")
+_PACKAGE = "pipedsl.runtime"
+
+
+def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[str, str]) -> str:
+    """The executor's file for a program and its calls, which must be the verified ones.
+
+    `source` is the text that the program comes from. `transports` is the verdict, as `{"gloo": "safe"}`. The same input
+    gives the same text. DiagnosticError (PD113) for what the executor cannot run yet.
+    """
+    _refuse_unsupported(program, calls)
+    lines = ["\n".join(_lines(program, calls, rank)) for rank in range(calls.ranks)]
+    placement = [int(rank) for rank in program.placement[0]]
+    fingerprint = _fingerprint(program, source, lines)
+    imports, bodies = _runtime()
+    name = _one_line(Path(source.name).name)
+    params = ", ".join(f"{key}={value}" for key, value in program.params.items())
+    parts = [
+        f'"""Pipeline schedule {program.name}({params}), compiled by pipedsl {__version__} from {_docstring(name)}.\n\n'
+        f"{_docstring(_verdict(transports))}\n\n{_use(program)}"
+        '"""\n\n# ruff: noqa\n# mypy: ignore-errors\n'
+        f"from __future__ import annotations\n\n{imports}\n",
+        f"PARAMS = {json.dumps(dict(program.params))}\n"
+        f"STAGES = {program.stages}\n"
+        f"PLACEMENT = {placement}  # the rank of every stage\n"
+        f"TRANSPORTS = {json.dumps(dict(transports))}\n"
+        f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters and the calls\n',
+        "# Every rank's calls, in order: `F stage microbatch line`, `isend message peer line`, `wait request line`.\n"
+        "# Message F3@1 is microbatch 3's activation to stage 1, B3@1 its gradient; lines are the schedule's.\n"
+        "CALLS = (\n"
+        + "".join(f'    # rank {rank}\n    """\n{text}\n""",\n' for rank, text in enumerate(lines))
+        + ")\n",
+        *bodies,
+        f"""PLAN = Plan(
+    schedule={json.dumps(program.name)},
+    source={json.dumps(name)},
+    params=PARAMS,
+    fingerprint=FINGERPRINT,
+    ranks={program.ranks},
+    stages=STAGES,
+    microbatches={program.microbatches},
+    placement=PLACEMENT,
+    calls=CALLS,
+)
+
+
+class Pipeline(Executor):
+    __doc__ = Executor.__doc__
+
+    def __init__(
+        self, stage_modules, loss_fn=None, *, process_group=None, device=None, timeout=300.0, trace=False
+    ):
+        super().__init__(
+            PLAN, stage_modules, loss_fn, process_group=process_group, device=device, timeout=timeout, trace=trace
+        )
+""",
+    ]
+    return "\n\n".join(parts)
+
+
+def _refuse_unsupported(program: Program, calls: Calls) -> None:
+    if program.placement.shape[0] > 1:
+        raise DiagnosticError([Diagnostic("PD113", "replicas cannot be compiled yet", program.header_span)])
+    if (calls.batch >= 0).any():
+        raise DiagnosticError(
+            [Diagnostic("PD113", "batched communication cannot be compiled yet", program.header_span)]
+        )
+
+
+def _lines(program: Program, calls: Calls, rank: int) -> Iterator[str]:
+    """One rank's calls, as `pipedsl.runtime.plan.read_calls` reads them."""
+    line_of_span = [span.line for span in program.spans]
+    names = {int(kind): kind.name for kind in COMPUTE}
+    words = {int(kind): kind.name.lower() for kind in CallKind}
+    first, last = int(calls.offsets[rank]), int(calls.offsets[rank + 1])
+    columns = (calls.kind, calls.op, calls.request, calls.tag, calls.peer)
+    for kind, op, request, tag, peer in zip(*(column[first:last].tolist() for column in columns), strict=True):
+        line = line_of_span[int(program.span[op])] if op >= 0 else 0
+        if kind == CallKind.COMPUTE:
+            operation = names[Kind(int(program.kind[op]))]
+            yield f"{operation} {program.stage[op]} {program.microbatch[op]} {line}"
+        elif kind == CallKind.WAIT:
+            yield f"wait {request} {line}"
+        else:
+            yield f"{words[kind]} {calls.tags[tag]} {peer} {line}"
+
+
+def _fingerprint(program: Program, source: Source, lines: list[str]) -> str:
+    digest = hashlib.sha256()
+    for text in (source.text, json.dumps(dict(program.params), sort_keys=True), *lines):
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _verdict(transports: Mapping[str, str]) -> str:
+    safe = [name for name, verdict in transports.items() if verdict == "safe"]
+    others = [f"{name} ({verdict})" for name, verdict in transports.items() if verdict != "safe"]
+    text = f"Verified free of deadlock on: {', '.join(safe) or 'no transport'}."
+    return f"{text}\nNOT on: {', '.join(others)}." if others else text
+
+
+def _use(program: Program) -> str:
+    return f"""Needs torch alone. Start {program.ranks} processes with torchrun; in each, with this rank's stages in
+order (`[s for s in range(STAGES) if PLACEMENT[s] == rank]`):
+
+    pipe = Pipeline(stage_modules, loss_fn=loss_fn)
+    for batch, targets in loader:
+        losses = pipe.step(batch, targets)  # on the last stage's rank: one per microbatch
+        optimizer.step()
+        optimizer.zero_grad()
+
+A batch has a multiple of {program.microbatches} rows. Each stage is called with what the stage before it returned.
+"""
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[^\x20-\x7e]", "?", text)
+
+
+def _docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _runtime() -> tuple[str, list[str]]:
+    """The import lines that the runtime needs, and its modules' texts without theirs."""
+    plain: set[str] = set()
+    named: dict[str, set[str]] = {}
+    bodies = []
+    for module in RUNTIME_MODULES:
+        text = (Path(__file__).parent / "runtime" / f"{module}.py").read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        lines = text.splitlines()
+        drop: set[int] = set()
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                plain.update(alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                origin = node.module or ""
+                if origin != "__future__" and not origin.startswith(_PACKAGE):
+                    named.setdefault(origin, set()).update(alias.name for alias in node.names)
+            elif node is not tree.body[0]:  # the first is the docstring
+                continue
+            drop.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        body = "\n".join(line for number, line in enumerate(lines, 1) if number not in drop).strip()
+        about = (ast.get_docstring(tree) or "").splitlines()
+        banner = "\n".join(["# " + "-" * 98, *(f"# {line}".rstrip() for line in about)])
+        bodies.append(
+            f"{banner}\n\n\n{body}\n" if body.startswith(("class ", "def ", "@")) else f"{banner}\n\n{body}\n"
+        )
+    imports = [f"import {name}" for name in sorted(plain)]
+    imports += [f"from {origin} import {', '.join(sorted(names))}" for origin, names in sorted(named.items())]
+    return "\n".join(imports), bodies

@@ -1,0 +1,113 @@
+"""What the schedule was compiled to: the plan, and its calls read back from their lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+COMPUTE_KINDS = ("F", "B", "I", "W")
+
+
+class PipelineError(RuntimeError):
+    """The pipeline cannot go on; every rank of it raises one, and each names the rank where it began."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A compiled schedule. `calls[r]` holds rank r's calls, one a line; `placement[s]` is the rank of stage s.
+
+    A line is a computation `F stage microbatch line`, a message `isend F3@1 peer line` (or irecv, send, recv) or
+    `wait request line`; `request` counts the rank's isends and irecvs from 0, `line` is that of the schedule's text.
+    """
+
+    schedule: str
+    source: str
+    params: Mapping[str, int]
+    fingerprint: str
+    ranks: int
+    stages: int
+    microbatches: int
+    placement: Sequence[int]
+    calls: Sequence[str] = field(repr=False)
+
+    def chunks(self, rank: int) -> list[int]:
+        """The stages of a rank, in chunk order."""
+        return [stage for stage, owner in enumerate(self.placement) if owner == rank]
+
+    @property
+    def title(self) -> str:
+        params = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        return f"{self.schedule}({params})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call of a rank.
+
+    `stage`, `microbatch`: of the computation, or of the message, whose stage is its destination. `backward`: the
+    message is a gradient. `peer`: the other rank, also of a wait, else -1. `request`: of isend, irecv and wait, else
+    -1. `receives`: of a message and of a wait.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    peer: int
+    request: int
+    backward: bool
+    receives: bool
+    line: int
+
+    @property
+    def message(self) -> str:
+        return f"{'B' if self.backward else 'F'}{self.microbatch}@{self.stage}"
+
+    def describe(self, source: str) -> str:
+        """`F of stage 1, microbatch 3 (x.sched:14)`, `wait for B3@1 from rank 2 (x.sched:14)`."""
+        if self.kind in COMPUTE_KINDS:
+            text = f"{self.kind} of stage {self.stage}, microbatch {self.microbatch}"
+        elif self.kind == "wait":
+            way = "to arrive from" if self.receives else "to be taken by"
+            text = f"wait for {self.message} {way} rank {self.peer}"
+        else:
+            text = f"{self.kind} {self.message} {'from' if self.receives else 'to'} rank {self.peer}"
+        return f"{text} ({source}:{self.line})" if self.line else text
+
+
+def read_calls(text: str) -> list[PlannedCall]:
+    """The calls of one rank from their lines. ValueError where a line is not one."""
+    calls: list[PlannedCall] = []
+    requests: list[PlannedCall] = []
+    for row in text.split("\n"):
+        if not row:
+            continue
+        kind, *words = row.split(" ")
+        if kind in COMPUTE_KINDS:
+            stage, microbatch, line = map(int, words)
+            calls.append(PlannedCall(kind, stage, microbatch, -1, -1, False, False, line))
+        elif kind == "wait":
+            request, line = map(int, words)
+            made = requests[request]
+            calls.append(
+                PlannedCall(kind, made.stage, made.microbatch, made.peer, request, made.backward, made.receives, line)
+            )
+        elif kind in ("isend", "irecv", "send", "recv"):
+            message, peer, line = words[0], int(words[1]), int(words[2])
+            microbatch, stage = map(int, message[1:].split("@"))
+            request = len(requests) if kind[0] == "i" else -1
+            receives = kind.endswith("recv")
+            call = PlannedCall(kind, stage, microbatch, peer, request, message[0] == "B", receives, line)
+            calls.append(call)
+            if kind[0] == "i":
+                requests.append(call)
+        else:
+            raise ValueError(f"not a call: {row!r}")
+    return calls
+
+
+def forward_only(calls: Sequence[PlannedCall]) -> list[PlannedCall]:
+    """The calls that evaluation needs: forwards and their messages, in the same order.
+
+    Both ends leave out the same messages, so what could not deadlock still cannot.
+    """
+    return [call for call in calls if call.kind == "F" or (call.kind not in COMPUTE_KINDS and not call.backward)]

@@ -1,0 +1,117 @@
+"""Nested structures of tensors: taken apart for sending, put together again, split into microbatches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# A structure is a nested tuple that `repr` and `literal_eval` carry over: ("tensor",), ("constant", value),
+# ("float", hex), ("tuple" | "list", children) or ("dict", keys, children).
+Structure = tuple[Any, ...]
+
+
+def flatten(value: Any, what: str) -> tuple[Structure, list[torch.Tensor]]:
+    """The structure of `value` and its tensors, in order. TypeError, naming `what`, for anything else inside."""
+    leaves: list[torch.Tensor] = []
+    return _take_apart(value, leaves, what), leaves
+
+
+def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
+    if isinstance(value, torch.Tensor):
+        leaves.append(value)
+        return ("tensor",)
+    if value is None or isinstance(value, bool | int | str):
+        return ("constant", value)
+    if isinstance(value, float):
+        return ("float", value.hex())  # exact, and equal to itself when it is not a number
+    if isinstance(value, dict):
+        if not all(key is None or isinstance(key, bool | int | str) for key in value):
+            raise TypeError(f"{what} has a dict whose keys are not text or integers")
+        return ("dict", tuple(value), tuple(_take_apart(item, leaves, what) for item in value.values()))
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return (kind, tuple(_take_apart(item, leaves, what) for item in value))
+    raise TypeError(
+        f"{what} has a {type(value).__name__}; stages exchange tensors and None, numbers and text, "
+        "in tuples, lists and dicts"
+    )
+
+
+def unflatten(structure: Structure, leaves: Sequence[torch.Tensor]) -> Any:
+    """The value that `flatten` took apart, with `leaves` as its tensors."""
+    return _put_together(structure, iter(leaves))
+
+
+def _put_together(structure: Structure, leaves: Iterator[torch.Tensor]) -> Any:
+    kind = structure[0]
+    if kind == "tensor":
+        return next(leaves)
+    if kind == "constant":
+        return structure[1]
+    if kind == "float":
+        return float.fromhex(structure[1])
+    items = [_put_together(child, leaves) for child in structure[-1]]
+    if kind == "dict":
+        return dict(zip(structure[1], items, strict=True))
+    return tuple(items) if kind == "tuple" else items
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What crosses a stage boundary: the structure and, per tensor, (shape, dtype, needs a gradient)."""
+
+    structure: Structure
+    tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
+
+    @staticmethod
+    def of(structure: Structure, leaves: Sequence[torch.Tensor]) -> Layout:
+        return Layout(
+            structure, tuple((tuple(x.shape), str(x.dtype).removeprefix("torch."), x.requires_grad) for x in leaves)
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> Layout:
+        return Layout(*ast.literal_eval(data.decode()))
+
+    def encode(self) -> bytes:
+        return repr((self.structure, self.tensors)).encode()
+
+    def buffers(self, device: torch.device) -> list[torch.Tensor]:
+        """Room for what arrives."""
+        return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype, _ in self.tensors]
+
+    def gradient_buffers(self, device: torch.device) -> list[torch.Tensor]:
+        """Room for the gradients of those tensors that need one."""
+        return [
+            torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            for shape, dtype, needs in self.tensors
+            if needs
+        ]
+
+    def __str__(self) -> str:
+        tensors = ", ".join(
+            f"{dtype} {list(shape)}{' with gradient' if needs else ''}" for shape, dtype, needs in self.tensors
+        )
+        return f"({tensors})" if self.structure == ("tensor",) else f"({tensors}) as {self.structure}"
+
+
+def split(value: Any, parts: int, what: str) -> list[Any]:
+    """`value` (a tensor or a nested structure of them) in `parts` equal parts along dimension 0.
+
+    ValueError, naming `what` and the sizes, where that cannot be.
+    """
+    structure, leaves = flatten(value, what)
+    if not leaves:
+        raise ValueError(f"{what} has no tensor to split into microbatches")
+    sizes = [leaf.shape[0] if leaf.dim() else None for leaf in leaves]
+    if len(set(sizes)) != 1 or sizes[0] is None:
+        raise ValueError(f"{what} has tensors of shapes {[list(x.shape) for x in leaves]}; dimension 0 must agree")
+    rows = sizes[0]
+    if rows == 0 or rows % parts:
+        raise ValueError(f"{what} has {rows} rows, which m = {parts} microbatches cannot share equally")
+    each = rows // parts
+    return [unflatten(structure, [leaf.narrow(0, i * each, each) for leaf in leaves]) for i in range(parts)]

@@ -1,0 +1,248 @@
+"""One fault ends every rank, and every rank says where it began.
+
+A thread looks at a shared key while a step runs. The rank that fails first sets the key; the others say where they
+stand, leave the wait that blocks them, and raise. Nothing is exchanged while all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import weakref
+from typing import Any
+
+from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall
+from pipedsl.runtime.wire import Store, Wire
+
+_WATCH_POLL = 0.2  # seconds between two looks at the shared key
+_GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
+_GRACE = 5.0  # seconds that a rank has to come out of what blocks it
+_OUTSIDE = "outside of step()"
+
+Report = dict[str, Any]
+
+
+class Position:
+    """Where this rank stands. The main thread writes it before every call."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.at: PlannedCall | str = _OUTSIDE
+        self.peer = -1
+        self.since = time.monotonic()
+
+    def move(self, call: PlannedCall) -> None:
+        self.at = call
+        self.peer = call.peer
+        self.since = time.monotonic()
+
+    def note(self, text: str, peer: int = -1) -> None:
+        self.at = text
+        self.peer = peer
+        self.since = time.monotonic()
+
+    @property
+    def communicating(self) -> bool:
+        """True where an error can be the doing of another rank."""
+        at = self.at
+        return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
+
+    def report(self) -> Report:
+        at = self.at
+        where = at if isinstance(at, str) else at.describe(self._source)
+        return {"where": where, "peer": self.peer, "seconds": round(time.monotonic() - self.since, 1)}
+
+
+class Watch:
+    """Finds out that a rank has failed, here or elsewhere, and brings this rank's main thread back."""
+
+    def __init__(self, plan: Plan, wire: Wire, name: str, timeout: float) -> None:
+        self.position = Position(plan.source)
+        self.failure: Report | None = None
+        self._plan = plan
+        self._wire = wire
+        self._timeout = timeout
+        self._store = wire.store(name)  # the thread's own connection
+        self._own_store = wire.store(name)  # the main thread's
+        self._running = threading.Event()
+        self._closed = threading.Event()
+        self._main_is_back = threading.Event()
+        self._message = ""
+        self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._running.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def began_here(self) -> bool:
+        """True when this rank was the first to fail."""
+        return self.failure is not None and self.failure["rank"] == self._wire.rank
+
+    def begin(self) -> None:
+        """A step begins. PipelineError where an earlier one failed."""
+        if self._message:
+            raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
+        self._main_is_back.clear()
+        self.position.note("beginning a step")
+        self._running.set()
+
+    def end(self) -> None:
+        self._running.clear()
+        self.position.note(_OUTSIDE)
+
+    def stop_if_failed(self) -> None:
+        """Called by the main thread between calls: leave early where another rank has failed."""
+        if self.failure is not None:
+            raise PipelineError("another rank failed")
+
+    # ------------------------------------------------------------------ the thread
+
+    def _loop(self) -> None:
+        while True:
+            self._running.wait()
+            if self._closed.wait(_WATCH_POLL):
+                return
+            if not self._running.is_set() or self._main_is_back.is_set():
+                continue
+            failure = self._look(self._store)
+            overdue = self.position.report()
+            if failure is None and overdue["seconds"] > self._timeout:
+                failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
+            if failure is not None:
+                self._bring_back(failure)
+
+    def _bring_back(self, failure: Report) -> None:
+        self._say_where(self._store)
+        self.failure = failure
+        deadline = time.monotonic() + _GRACE
+        while not self._main_is_back.wait(_WATCH_POLL / 4):
+            if not self._running.is_set() or self._closed.is_set():
+                return
+            if time.monotonic() > deadline:
+                self._wire.give_up(self._compose(self._store, failure))
+                return
+            if self.position.communicating:
+                self._wire.wake(self.position.peer)
+
+    # ------------------------------------------------------------- the main thread
+
+    def explain(self, error: BaseException) -> PipelineError:
+        """Turn what the main thread caught into the one error that all ranks raise."""
+        self._main_is_back.set()
+        store = self._own_store
+        failure = self.failure
+        if failure is None and self.position.communicating:
+            # The connection closed: the rank that closed it says why, unless it is dead.
+            deadline = time.monotonic() + _GATHER
+            while failure is None and time.monotonic() < deadline:
+                failure = self._look(store)
+                time.sleep(_WATCH_POLL / 10)
+        if failure is None:
+            why = "lost" if self.position.communicating else "raised"
+            failure = self._declare(store, why, f"{type(error).__name__}: {error}")
+        self.failure = failure
+        self._say_where(store)
+        self._message = self._compose(store, failure)
+        self._leave(store)
+        return PipelineError(self._message)
+
+    # ---------------------------------------------------------------------- both
+
+    def _look(self, store: Store) -> Report | None:
+        """The failure that some rank has declared."""
+        try:
+            if not store.check(["failure"]):
+                return None
+            failure: Report = json.loads(store.get("failure"))
+        except Exception as error:  # whatever the store's client raises when its server is gone
+            return {**self.position.report(), "rank": self._wire.rank, "why": "store", "text": str(error)}
+        return failure
+
+    def _declare(self, store: Store, why: str, text: str) -> Report:
+        """Set the failure; the one that counts, which is another rank's where that was faster."""
+        own = {**self.position.report(), "rank": self._wire.rank, "why": why, "text": text}
+        try:
+            winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
+        except Exception:
+            return {**own, "why": "store" if why == "waited" else why}
+        return winner
+
+    def _say_where(self, store: Store) -> None:
+        """Publish where this rank stands, once."""
+        with contextlib.suppress(Exception):
+            store.compare_set(f"state/{self._wire.rank}", "", json.dumps(self.position.report()))
+
+    def _gather(self, store: Store) -> dict[int, Report]:
+        """Where the ranks stand, of all that answer in time."""
+        states: dict[int, Report] = {}
+        deadline = time.monotonic() + _GATHER
+        with contextlib.suppress(Exception):
+            while len(states) < self._wire.size and time.monotonic() < deadline:
+                for rank in range(self._wire.size):
+                    if rank not in states and store.check([f"state/{rank}"]):
+                        states[rank] = json.loads(store.get(f"state/{rank}"))
+                time.sleep(_WATCH_POLL / 10)
+            store.add("left", 1)
+        return states
+
+    def _leave(self, store: Store) -> None:
+        """The rank whose process holds the store goes last, or the others could not read it."""
+        deadline = time.monotonic() + _GATHER
+        with contextlib.suppress(Exception):
+            while self._wire.hosts_store and store.add("left", 0) < self._wire.size and time.monotonic() < deadline:
+                time.sleep(_WATCH_POLL / 10)
+
+    def _compose(self, store: Store, failure: Report) -> str:
+        states = self._gather(store)
+        origin = int(failure["rank"])
+        involved = {self._wire.rank, origin}
+        silent = [rank for rank in range(self._wire.size) if rank not in states]
+        if failure["why"] == "raised":
+            head = f"rank {origin} failed at {failure['where']}: {failure['text']}"
+        elif failure["why"] == "lost":
+            peer = int(failure["peer"])
+            head = f"rank {origin} lost its connection to rank {peer} at {failure['where']}: {failure['text']}"
+            involved.add(peer)
+        elif failure["why"] == "store":
+            head = f"rank {origin} lost the store that the ranks share (is its process dead?) at {failure['where']}"
+            silent = []  # nobody could be asked
+        else:
+            culprit = _end_of_chain(origin, failure, states)
+            involved.add(culprit)
+            head = f"{failure['text']}: rank {origin} stood at {failure['where']}"
+            if culprit != origin:
+                stands = "does not answer" if culprit in silent else f"stands at {states[culprit]['where']}"
+                head += f"; what it waits for leads to rank {culprit}, which {stands}"
+        involved.update(int(states[rank]["peer"]) for rank in list(involved) if rank in states)
+        lines = [f"pipeline {self._plan.title}: {head}"]
+        for rank in sorted(involved - {-1}):
+            if rank in states:
+                lines.append(f"  rank {rank} was at {states[rank]['where']}, for {states[rank]['seconds']} s")
+        if silent:
+            names = ", ".join(map(str, silent))
+            lines.append(f"  no answer from rank {names} (dead, stopped, or not in step())")
+        lines.append(f"  this is rank {self._wire.rank}")
+        return "\n".join(lines)
+
+
+def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:
+    """Follow who waits for whom from `rank` to one that waits for nobody, or does not answer."""
+    seen = {rank}
+    peer = int(failure["peer"])
+    while peer >= 0 and peer not in seen:
+        seen.add(peer)
+        rank = peer
+        peer = int(states[rank]["peer"]) if rank in states else -1
+    return rank
+
+
+def close_with(owner: Any, watch: Watch) -> None:
+    """End the watch's thread when `owner` is dropped, or with the process."""
+    weakref.finalize(owner, watch.close)

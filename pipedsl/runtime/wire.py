@@ -1,0 +1,108 @@
+"""The process group as the executor uses it: point-to-point messages, a store, and a way out of a blocked wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+Store = Any  # torch.distributed.Store, which torch hides from type checkers
+
+TENSORS_PER_MESSAGE = 256
+_TAG_LIMIT = 1 << 30
+_WAKE_TAG = _TAG_LIMIT + 1  # no message has it, so a receive with it never completes
+WARM_UP_TAG = _TAG_LIMIT + 2
+
+
+class Wire(Protocol):
+    """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
+
+    `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
+    """
+
+    rank: int
+    size: int
+    in_order: bool
+    hosts_store: bool
+
+    def store(self, name: str) -> Store:
+        """A store that all ranks share, under keys of its own; usable beside the ones given out before."""
+
+    def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        """Begin to send; the result has `wait()`. The tensor must not change before that."""
+
+    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        """Begin to receive into `tensor`; the result has `wait()`."""
+
+    def wake(self, peer: int) -> None:
+        """From another thread: make a wait for `peer` that blocks this rank raise. Breaks the connection."""
+
+    def give_up(self, message: str) -> None:
+        """The rank cannot be brought back to Python: say why and end its process."""
+
+
+class TorchWire:
+    """A torch.distributed process group: gloo for tensors in main memory, NCCL for those on a GPU."""
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("call torch.distributed.init_process_group() before making a Pipeline")
+        world = dist.group.WORLD
+        chosen = world if group is None else group
+        assert chosen is not None
+        self._group = chosen
+        self.rank = dist.get_rank(chosen)
+        if self.rank < 0:
+            raise RuntimeError("this process is not in the process group that the Pipeline was given")
+        self.size = dist.get_world_size(chosen)
+        self.in_order = device.type != "cpu"
+        self.hosts_store = dist.get_rank() == 0
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    def store(self, name: str) -> Store:
+        shared: Store = dist.distributed_c10d._get_default_store()
+        return PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared.clone())
+
+    def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        return dist.isend(tensor, group=self._group, group_dst=peer, tag=tag)
+
+    def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        return dist.irecv(tensor, group=self._group, group_src=peer, tag=tag)
+
+    def wake(self, peer: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            if self.in_order:
+                self._group._get_backend(self._device).abort()
+                return
+            # gloo's abort() leaves a blocked wait alone. A receive that times out closes the pair, which ends it.
+            work = dist.irecv(torch.zeros(1), group=self._group, group_src=peer, tag=_WAKE_TAG)
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
+
+    def give_up(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def choose_device(modules: list[torch.nn.Module], group: dist.ProcessGroup | None) -> torch.device:
+    """Where the messages live: with the modules, or, where these hold nothing, where the backend works."""
+    for module in modules:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            return tensor.device
+    if dist.is_initialized() and "nccl" in dist.get_backend(group) and torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+    return torch.device("cpu")
+
+
+def message_tag(backward: bool, stage: int, microbatch: int, microbatches: int) -> int:
+    """The gloo tag of a message's first tensor; the next ones count up. No two messages share one."""
+    tag = ((stage * microbatches + microbatch) * 2 + backward) * TENSORS_PER_MESSAGE
+    return tag % _TAG_LIMIT  # in schedules so large that tags wrap, order still tells messages of one tag apart
