@@ -43,7 +43,7 @@ def find(file_or_name: str, limits: Limits | None = None) -> tuple[str, bytes]:
     path = Path(file_or_name)
     if _is_name(file_or_name) and not _is_readable_kind(path):
         known = folder() / f"{file_or_name}{SUFFIX}"
-        if known.is_file():
+        if os.path.isfile(known):
             return f"{SHIPPED_PREFIX}{known.name}", _read(known, size)
     return file_or_name, _read(path, size)
 

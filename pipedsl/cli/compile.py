@@ -40,10 +40,12 @@ def command(
     Nothing is written unless the schedule is verified. Exit status as of `verify`.
     """
     result = check_file(file, params, transports, limits)
-    if result.verdict is Verdict.VERIFIED:
-        from pipedsl.emit import emit_result
+    verified = result.verdict is Verdict.VERIFIED
+    if verified and result.schedule and result.program and result.calls:
+        from pipedsl.emit import emit
 
-        text = emit_result(result)
+        source, transports = result.schedule.source, result.report.transports
+        text = emit(result.program, result.calls, source=source, transports=transports)
         if output == "-":
             write(text)
         else:

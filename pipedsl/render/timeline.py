@@ -158,7 +158,7 @@ def _notes(grid: _Grid, timeline: Timeline, short: int) -> Iterator[str]:
         since, until = grid.head * unit, (grid.columns - grid.tail) * unit
         yield f"{CUT.strip()} leaves out time {_time(since)} to {_time(until)} of {_time(grid.columns * unit)}"
     if short:
-        yield f"{short} operations are too short to be seen"
+        yield f"{short} operation{' is' if short == 1 else 's are'} too short to be seen"
 
 
 def _time(value: Fraction) -> str:
