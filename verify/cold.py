@@ -1,0 +1,95 @@
+"""Cold NCCL: which calls are first uses, and which hosts they hold until all of them are there.
+
+The first use of a communicator gathers its members, the first use of a direction its sender and receiver. A batch is
+launched all or nothing, so everything that one call takes part in is one barrier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipedsl.calls import CallKind, Calls
+from pipedsl.program import Ints
+from verify.matching import SENDS
+from verify.transports import Communicators, Transport
+
+
+@dataclass(frozen=True, eq=False)
+class FirstUses:
+    """`step[k]` takes part in `barrier[k]`, of which there are `count`; `impossible` ones lack a participant."""
+
+    step: Ints
+    barrier: Ints
+    count: int
+    impossible: Ints
+
+
+def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUses:
+    """The barriers of a cold transport, found from the first row of every kind of use on every rank."""
+    gathered = [*_directions(calls, transport), *_communicators(calls, transport)]
+    group: dict[int, int] = {}  # union-find over steps
+
+    def root(step: int) -> int:
+        while group.setdefault(step, step) != step:
+            group[step] = step = group[group[step]]
+        return step
+
+    incomplete = []
+    for rows in gathered:
+        steps = [int(step_of_row[row]) for row in rows if row is not None]
+        for step in steps:
+            group[root(step)] = root(steps[0])
+        if len(steps) < len(rows):
+            incomplete.append(steps[0])
+    members = sorted(group)
+    roots = {root(step): 0 for step in members}
+    number = {step: index for index, step in enumerate(roots)}
+    return FirstUses(
+        np.array(members, np.int64),
+        np.array([number[root(step)] for step in members], np.int64),
+        len(number),
+        np.array(sorted({number[root(step)] for step in incomplete}), np.int64),
+    )
+
+
+def _first_rows(calls: Calls, rows: Ints, *columns: Ints) -> dict[tuple[int, ...], int]:
+    """The first row for each combination of values of the columns."""
+    if not len(rows):
+        return {}
+    table = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+    values, first = np.unique(table, axis=0, return_index=True)
+    return {tuple(value): int(rows[at]) for value, at in zip(values.tolist(), first.tolist(), strict=True)}
+
+
+def _talks(calls: Calls) -> Ints:
+    return np.flatnonzero((calls.kind != CallKind.COMPUTE) & (calls.kind != CallKind.WAIT))
+
+
+def _directions(calls: Calls, transport: Transport) -> list[tuple[int | None, int | None]]:
+    """Sender and receiver of each direction of each communicator at their first use of it."""
+    rows = _talks(calls)
+    rank, peer = calls.rank_of()[rows], calls.peer[rows]
+    sends = np.isin(calls.kind[rows], SENDS)
+    batched = (calls.batch[rows] >= 0) & (transport.communicators is Communicators.PAIR)
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    first = _first_rows(calls, rows, batched, source, target, sends)
+    uses = dict.fromkeys(use[:3] for use in first)
+    return [(first.get((*use, 1)), first.get((*use, 0))) for use in uses]
+
+
+def _communicators(calls: Calls, transport: Transport) -> list[tuple[int | None, ...]]:
+    """Lazy initialisation: both ranks of each pair at their first unbatched call, all ranks at their first batch."""
+    if transport.communicators is not Communicators.PAIR:
+        return []
+    rows = _talks(calls)
+    rank, peer, batched = calls.rank_of()[rows], calls.peer[rows], calls.batch[rows] >= 0
+    single = rows[~batched], rank[~batched], peer[~batched]
+    first = _first_rows(calls, single[0], single[1], single[2])
+    pairs = {(min(pair), max(pair)) for pair in first}
+    gathered: list[tuple[int | None, ...]] = [(first.get((a, b)), first.get((b, a))) for a, b in sorted(pairs)]
+    if batched.any():
+        of_rank = _first_rows(calls, rows[batched], rank[batched])
+        gathered.append(tuple(of_rank.get((number,)) for number in range(calls.ranks)))
+    return gathered

@@ -1,0 +1,101 @@
+"""A deadlock as a diagnostic: the cycle hop by hop, each with the call, its place in the text and why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipedsl.calls import CallKind, Calls
+from pipedsl.diagnostics import Diagnostic, Label, Span
+from pipedsl.program import Program
+from verify.cycle import Hop
+from verify.events import Event, EventGraph, Rule
+from verify.transports import Communicators
+
+_HELP = "let both ends list their common messages in the same order"
+
+
+def span_of(program: Program | None, calls: Calls, row: int) -> Span | None:
+    """Where the text asks for a call."""
+    op = int(calls.op[row])
+    return program.span_of(op) if program is not None and op >= 0 else None
+
+
+def name(calls: Calls, row: int) -> str:
+    """A call with its batch or request: `isend F0@1 to rank 1`, `wait 3 (irecv B0@0 from rank 1)`."""
+    rows = calls.rows(int(calls.rank_of()[row]))
+    if calls.kind[row] == CallKind.WAIT:
+        issues = (CallKind.ISEND, CallKind.IRECV)
+        part = slice(rows.start, rows.stop)
+        for at in (calls.request[part] == calls.request[row]).nonzero()[0].tolist():
+            if calls.kind[rows[at]] in issues:
+                return f"wait {calls.request[row]} ({name(calls, rows[at])})"
+    elif calls.batch[row] >= 0:
+        members = [at for at in range(row, rows.stop) if calls.batch[at] == calls.batch[row]]
+        shown = ", ".join(calls.label(at) for at in members[:4]) + (", ..." if len(members) > 4 else "")
+        return f"batch [{shown}]"
+    return calls.label(row)
+
+
+def deadlock(graph: EventGraph, cycle: Sequence[Hop], program: Program | None) -> Diagnostic:
+    """PD301 for one cycle. The caller says on which transports."""
+    hops = _hops(graph, cycle)
+    spans = [span_of(program, graph.calls, row) for row, _ in hops]
+    numbered = [f"{place}. {text}" for place, (_, text) in enumerate(hops, 1)]
+    labels = tuple(Label(span, text) for span, text in zip(spans, numbered, strict=True) if span is not None)
+    notes = () if len(labels) == len(hops) else tuple(numbered)
+    ranks = sorted({int(graph.calls.rank_of()[row]) for row, _ in hops})
+    who = (
+        f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
+    )
+    whom = "each other" if len(ranks) > 1 else "itself"
+    message = f"deadlock: {who} for {whom}"
+    first = next((span for span in spans if span is not None), None)
+    return Diagnostic("PD301", message, first, labels if not notes else (), notes, help=_HELP)
+
+
+def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
+    """Row and text of each hop. An event of a call that just waits for another of its own is no hop."""
+    count = len(graph.steps)
+    barrier = count * Event.BARRIER
+    start = next(place for place, hop in enumerate(cycle) if hop.node < barrier)
+    turned = [*cycle[start:], *cycle[: start + 1]]
+    hops = []
+    for place, hop in enumerate(turned[:-1]):
+        if hop.node >= barrier or hop.rule == Rule.OWN:
+            continue
+        after = next(later.node for later in turned[place + 1 :] if later.node < barrier)
+        row, other = (int(graph.steps.first[node % count]) for node in (hop.node, after))
+        hops.append((row, _because(graph, Rule(hop.rule), row, other)))
+    return hops
+
+
+def _because(graph: EventGraph, rule: Rule, row: int, other: int) -> str:
+    calls = graph.calls
+    rank, rank_of_other = int(calls.rank_of()[row]), int(calls.rank_of()[other])
+    this, that = name(calls, row), name(calls, other)
+    match rule:
+        case Rule.WAIT_EARLIER:
+            why = f"comes after `{that}`"
+        case Rule.STREAM:
+            why = f"queues behind `{that}` on {_stream(graph, row)}"
+        case Rule.MATCH:
+            why = f"needs rank {rank_of_other} to start `{that}`"
+        case Rule.REQUEST:
+            return f"rank {rank}: `{this}` waits for its message"
+        case Rule.HOST:
+            why = f"is launched after `{that}`"
+        case Rule.FIRST_USE:
+            why = f"is a first use, and holds the host until rank {rank_of_other} comes to `{that}`"
+        case Rule.OWN:
+            why = "has to start"
+    return f"rank {rank}: `{this}` {why}"
+
+
+def _stream(graph: EventGraph, row: int) -> str:
+    calls = graph.calls
+    if graph.transport.communicators is Communicators.WORLD:
+        return f"the one stream of rank {calls.rank_of()[row]}"
+    if calls.batch[row] >= 0:
+        return "the stream of the group"
+    low, high = sorted((int(calls.rank_of()[row]), int(calls.peer[row])))
+    return f"the one stream of ranks {low} and {high}"

@@ -1,0 +1,217 @@
+"""The events of calls on one transport, and which event waits for which: arrays of edges, each with its rule.
+
+A step is a call that is no computation; a batch is one step. A step has up to four events: its host reaches it, its
+host has launched it, it starts, it finishes (a WAIT only finishes). The rules are design section 6, one function each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from pipedsl.calls import CallKind, Calls
+from pipedsl.occupancy import requests_waited
+from pipedsl.program import Ints
+from verify.cold import first_uses
+from verify.matching import RECEIVES, SENDS, Matching, match
+from verify.transports import Communicators, Transport
+
+
+class Event(IntEnum):
+    """The events of a step; event `e` of step `s` is node `e * steps + s`. Barriers come after all of them."""
+
+    START = 0
+    FINISH = 1
+    REACHED = 2
+    LAUNCHED = 3
+    BARRIER = 4
+
+
+class Rule(IntEnum):
+    """Why one event waits for another."""
+
+    WAIT_EARLIER = 0
+    STREAM = 1
+    MATCH = 2
+    OWN = 3
+    REQUEST = 4
+    HOST = 5
+    FIRST_USE = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of calls. `first`: first row; `rank`, `is_wait`, `blocks`: (steps,). `of_row`: (calls,), -1 for none.
+
+    A step that `blocks` holds what comes later on its rank until it finishes.
+    """
+
+    first: Ints
+    rank: Ints
+    is_wait: Ints
+    blocks: Ints
+    of_row: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, eq=False)
+class EventGraph:
+    """`later[k]` waits for `sooner[k]` because of `rule[k]`; `never`: events that nothing can bring about.
+
+    `ends`: the events that every rank must see to reach its end.
+    """
+
+    calls: Calls
+    transport: Transport
+    steps: Steps
+    matching: Matching
+    nodes: int
+    later: Ints
+    sooner: Ints
+    rule: Ints
+    never: Ints
+    ends: Ints
+
+
+Edges = tuple[Rule, Ints, Ints]  # the rule, later events, sooner events
+
+
+def steps_of(calls: Calls) -> Steps:
+    """Group the rows of calls into steps."""
+    rows = np.flatnonzero(calls.kind != CallKind.COMPUTE)
+    rank, batch = calls.rank_of()[rows], calls.batch[rows]
+    new = np.ones(len(rows), bool)
+    new[1:] = (batch[1:] < 0) | (batch[1:] != batch[:-1]) | (rank[1:] != rank[:-1])
+    of_row: Ints = np.full(len(calls), -1, np.int64)
+    of_row[rows] = np.cumsum(new) - 1
+    first = rows[new]
+    kind = calls.kind[first]
+    blocks = np.isin(kind, (CallKind.WAIT, CallKind.SEND, CallKind.RECV))
+    return Steps(first, rank[new], kind == CallKind.WAIT, blocks, of_row)
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    calls: Calls
+    transport: Transport
+    steps: Steps
+    matching: Matching
+
+
+def event_graph(calls: Calls, transport: Transport) -> EventGraph:
+    """All events and edges. Linear in the number of calls, but for sorting."""
+    case = _Case(calls, transport, steps_of(calls), match(calls, transport))
+    count = len(case.steps)
+    edges = [edge for rule in RULES for edge in rule(case)]
+    never = _never(case)
+    barriers, ends = 0, count * Event.FINISH + np.flatnonzero(case.steps.blocks)
+    if transport.cold:
+        host, barriers, impossible = _host(case)
+        edges += host
+        never = np.concatenate((never, impossible))
+        ends = np.concatenate((ends, count * Event.LAUNCHED + np.flatnonzero(~case.steps.is_wait)))
+    return EventGraph(
+        calls,
+        transport,
+        case.steps,
+        case.matching,
+        nodes=count * Event.BARRIER + barriers,
+        later=np.concatenate([later for _, later, _ in edges]),
+        sooner=np.concatenate([sooner for _, _, sooner in edges]),
+        rule=np.repeat(np.array([rule for rule, _, _ in edges], np.int8), [len(later) for _, later, _ in edges]),
+        never=never,
+        ends=ends,
+    )
+
+
+def _after_waits(case: _Case) -> list[Edges]:
+    """A call starts, and a wait finishes, after every wait and blocking call earlier on its rank."""
+    steps, count = case.steps, len(case.steps)
+    numbers = np.arange(count)
+    last = np.maximum.accumulate(np.where(steps.blocks, numbers, -1)) if count else numbers
+    before = np.concatenate(([-1], last))[:count]
+    has = before >= 0
+    has &= steps.rank[before] == steps.rank
+    later = numbers + count * np.where(steps.is_wait, Event.FINISH, Event.START)
+    return [(Rule.WAIT_EARLIER, later[has], count * Event.FINISH + before[has])]
+
+
+def _streams(case: _Case) -> list[Edges]:
+    """A call starts after the one before it on the same stream has finished."""
+    calls, communicators = case.calls, case.transport.communicators
+    if communicators is Communicators.NONE:
+        return []
+    rows = np.flatnonzero((case.steps.of_row >= 0) & (calls.kind != CallKind.WAIT))
+    rank, peer = calls.rank_of()[rows].astype(np.int64), calls.peer[rows].astype(np.int64)
+    stream = rank * (2 * calls.ranks + 1)
+    if communicators is Communicators.PAIR:
+        stream += np.where(calls.batch[rows] >= 0, 2 * calls.ranks, peer)
+    elif communicators is Communicators.DIRECTION:
+        stream += 2 * peer + np.isin(calls.kind[rows], SENDS)
+    order = np.argsort(stream, kind="stable")
+    step, stream = case.steps.of_row[rows[order]], stream[order]
+    next_one = (stream[1:] == stream[:-1]) & (step[1:] != step[:-1])
+    count = len(case.steps)
+    return [(Rule.STREAM, step[1:][next_one], count * Event.FINISH + step[:-1][next_one])]
+
+
+def _matches(case: _Case) -> list[Edges]:
+    """A receive finishes after its send has started; a send after its receive has, unless it is buffered."""
+    count = len(case.steps)
+    send, recv = case.steps.of_row[case.matching.send], case.steps.of_row[case.matching.recv]
+    edges = [(Rule.MATCH, count * Event.FINISH + recv, send)]
+    if not case.transport.buffered:
+        edges.append((Rule.MATCH, count * Event.FINISH + send, recv))
+    return edges
+
+
+def _own(case: _Case) -> list[Edges]:
+    """A call finishes after it has started."""
+    talks = np.flatnonzero(~case.steps.is_wait)
+    return [(Rule.OWN, len(case.steps) * Event.FINISH + talks, talks)]
+
+
+def _requests(case: _Case) -> list[Edges]:
+    """A wait finishes after its request has."""
+    wait, issue = requests_waited(case.calls)
+    finish = len(case.steps) * Event.FINISH
+    return [(Rule.REQUEST, finish + case.steps.of_row[wait], finish + case.steps.of_row[issue])]
+
+
+RULES: tuple[Callable[[_Case], list[Edges]], ...] = (_after_waits, _streams, _matches, _own, _requests)
+
+
+def _never(case: _Case) -> Ints:
+    """The finish of an unmatched receive or rendezvous send, and of a wait for a request that does not exist."""
+    left = case.matching.left
+    kinds = RECEIVES if case.transport.buffered else SENDS + RECEIVES
+    left = left[np.isin(case.calls.kind[left], kinds)]
+    waits = np.flatnonzero(case.calls.kind == CallKind.WAIT)
+    idle = np.setdiff1d(waits, requests_waited(case.calls)[0])
+    never: Ints = len(case.steps) * Event.FINISH + case.steps.of_row[np.concatenate((left, idle))]
+    return never
+
+
+def _host(case: _Case) -> tuple[list[Edges], int, Ints]:
+    """Cold: a host launches its calls in order and is held at first uses. Waits never hold it.
+
+    Returns the edges, the number of barriers, and the barriers that some participant never reaches.
+    """
+    steps, count = case.steps, len(case.steps)
+    talks = np.flatnonzero(~steps.is_wait)
+    reached, launched, barrier = count * Event.REACHED, count * Event.LAUNCHED, count * Event.BARRIER
+    same_rank = steps.rank[talks[1:]] == steps.rank[talks[:-1]]
+    uses = first_uses(case.calls, case.transport, steps.of_row)
+    edges = [
+        (Rule.HOST, reached + talks[1:][same_rank], launched + talks[:-1][same_rank]),
+        (Rule.OWN, launched + talks, reached + talks),
+        (Rule.OWN, talks, launched + talks),
+        (Rule.FIRST_USE, barrier + uses.barrier, reached + uses.step),
+        (Rule.FIRST_USE, launched + uses.step, barrier + uses.barrier),
+    ]
+    return edges, uses.count, barrier + uses.impossible

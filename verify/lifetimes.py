@@ -1,0 +1,79 @@
+"""That calls carry out a program: its computations in its order, on data that has arrived, and no buffer freed too soon."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipedsl.calls import CallKind, Calls, MessageTags
+from pipedsl.dependencies import cell_of, cells, dependencies, rows_by_cell
+from pipedsl.diagnostics import Diagnostic
+from pipedsl.occupancy import requests_waited
+from pipedsl.program import COMPUTE, Ints, Kind, Program
+from verify.matching import SENDS
+
+
+def check_lifetimes(program: Program, calls: Calls) -> list[Diagnostic]:
+    """What is wrong with non-blocking calls whose requests are all waited for once, as the calls of this program."""
+    if not isinstance(calls.tags, MessageTags) or len(calls.tags) != 2 * cells(program):
+        return [Diagnostic("PD209", "the calls do not name their messages as the program does", program.header_span)]
+    computes = np.flatnonzero(calls.kind == CallKind.COMPUTE)
+    rows = np.flatnonzero(np.isin(program.kind, COMPUTE))
+    same_order = len(computes) == len(rows) and bool((calls.op[computes] == rows).all())
+    if not same_order or (calls.rank_of()[computes] != program.rank_of()[rows]).any():
+        return [Diagnostic("PD209", "the calls do not run the program's operations in its order", program.header_span)]
+    at: Ints = np.full(len(program), -1, np.int64)  # the call of each operation
+    at[rows] = computes
+    wait, issue = requests_waited(calls)
+    done: Ints = np.full(len(calls), -1, np.int64)  # the wait for each request
+    done[issue] = wait
+    return [*_unready(program, calls, at, done), *_freed(program, calls, at, done)]
+
+
+def _unready(program: Program, calls: Calls, at: Ints, done: Ints) -> list[Diagnostic]:
+    """Sends before their data is there, and computations before theirs is."""
+    needs, rank = dependencies(program), program.rank_of()
+    users = np.flatnonzero((needs.upstream >= 0) & (rank[needs.upstream] != rank) & np.isin(program.kind, COMPUTE))
+    send = needs.upstream[users]
+    maker = np.where(np.isin(program.kind[send], COMPUTE), send, needs.local[send])
+    backward = program.kind[users] != Kind.F
+    tags = MessageTags(program.stages, program.microbatches, int(program.placement.shape[0]))
+    tag = tags.number(backward, program.replica[users], program.stage[users], program.microbatch[users])
+    sent, received = (_row_of_tag(calls, kind)[tag] for kind in (CallKind.ISEND, CallKind.IRECV))
+    ready = (received >= 0) & (sent >= 0)
+    ready &= (done[received] >= 0) & (done[received] < at[users]) & (sent > at[maker])
+    return [
+        Diagnostic(
+            "PD209",
+            f"{program.label(row)} runs before its data has been waited for, or that is sent before it is made",
+            program.span_of(row),
+        )
+        for row in users[~ready][:1].tolist()
+    ]
+
+
+def _freed(program: Program, calls: Calls, at: Ints, done: Ints) -> list[Diagnostic]:
+    """Activations that B or I frees while they are being sent."""
+    cell, rank = cell_of(program), program.rank_of()
+    backward = rows_by_cell(program, cell, Kind.B, Kind.I)
+    sends = np.flatnonzero(np.isin(calls.kind, SENDS) & (calls.op >= 0))
+    made_by = calls.op[sends]
+    sends = sends[np.isin(program.kind[made_by], (Kind.F, Kind.SEND_F))]
+    freeing = backward[cell[calls.op[sends]]]
+    blocking = calls.kind[sends] == CallKind.SEND
+    bad = ~blocking & (rank[freeing] == calls.rank_of()[sends]) & ((done[sends] < 0) | (done[sends] > at[freeing]))
+    return [
+        Diagnostic(
+            "PD303",
+            f"{program.label(int(freeing[k]))} frees what `{calls.label(int(sends[k]))}` may still be sending",
+            program.span_of(int(freeing[k])),
+        )
+        for k in np.flatnonzero(bad)[:1].tolist()
+    ]
+
+
+def _row_of_tag(calls: Calls, kind: CallKind) -> Ints:
+    """The call of this kind for every tag, -1 for none: (tags,)."""
+    table: Ints = np.full(len(calls.tags), -1, np.int64)
+    rows = np.flatnonzero(calls.kind == kind)
+    table[calls.tag[rows]] = rows
+    return table

@@ -1,0 +1,26 @@
+"""How findings list and count things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 stage`, `3 stages`, `2 microbatches`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{_ending(noun)}"
+
+
+def first_few(values: Sequence[int], count: int) -> str:
+    """`3, 4, 5 (and 9 more)`: at most three of `values`, of which there are `count` in all."""
+    shown = list(values[:3]) if count > 4 else list(values[:4])
+    text = ", ".join(str(value) for value in shown)
+    return f"{text} (and {count - len(shown)} more)" if count > len(shown) else text
+
+
+def counted_list(noun: str, values: Sequence[int]) -> str:
+    """`stage 2`, `stages 0, 1, 2 (and 5 more)`."""
+    return f"{noun if len(values) == 1 else noun + _ending(noun)} {first_few(values, len(values))}"
+
+
+def _ending(noun: str) -> str:
+    return "es" if noun.endswith(("ch", "s")) else "s"
