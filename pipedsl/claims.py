@@ -1,0 +1,343 @@
+"""The `expect` blocks of a schedule: each claim proved, refuted, or left open (PD502).
+
+A claim without costs is computed, exactly, under the costs of the program. One that names costs is about all values
+>= 0 of those (not all times 0), uniform over stages, where both its sides are defined; `pipedsl.cost_proofs` has the
+arguments. A claim that mentions `r`, where no parameter is called so, is about every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pipedsl.check import COSTS, METRICS, RANK_METRICS, RANK_VARIABLE
+from pipedsl.cost_proofs import INSIDE, Domain, Facts, Vector, bounded, compared
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
+from pipedsl.evaluate import Budget, Evaluator, Intrinsic, Value, as_int, as_truth, fail, nodes, show
+from pipedsl.program import Costs, Program
+from pipedsl.simulate import Metrics
+from pipedsl.symbolic import Polynomial, Ratio, Undecidable
+from pipedsl.syntax import Binary, Call, Claim, Compare, ExpectBlock, Expr, Function, Name, Schedule
+
+FLIPPED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
+SCALES = (1, 1_000, 1_000_000_000)
+
+
+def check_claims(
+    schedule: Schedule,
+    program: Program,
+    metrics: Metrics,
+    resimulate: Callable[[Costs], Metrics],
+    own_costs: bool = True,
+    limits: Limits | None = None,
+) -> list[Diagnostic]:
+    """PD501 for every claim that does not hold, PD502 for every one that is neither proved nor refuted.
+
+    `metrics` are the program's under its own costs, `resimulate` gives those under others. With `own_costs` False the
+    program's costs are not the file's (a profile), and claims about time in plain numbers are passed over.
+    """
+    limits = limits or Limits()
+    functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
+    judge = _Judge(program, metrics, resimulate, own_costs, functions, limits, Budget(limits))
+    found: list[Diagnostic] = []
+    for item in schedule.items:
+        for claim in item.claims if isinstance(item, ExpectBlock) else ():
+            try:
+                found.extend(judge.claim(claim))
+            except DiagnosticError as error:
+                found.extend(error.diagnostics)
+    return found
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a condition is false: the part of it that is, and the values there."""
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """What claims are judged by."""
+
+    program: Program
+    metrics: Metrics
+    resimulate: Callable[[Costs], Metrics]
+    own_costs: bool
+    functions: Mapping[str, Function]
+    limits: Limits
+    budget: Budget
+
+    def claim(self, claim: Claim) -> list[Diagnostic]:
+        names = _names(claim.condition)
+        ranks = self._ranks(claim, names)
+        costs = names & set(COSTS)
+        if not ranks:
+            return []
+        if costs:
+            facts = Facts(self.program, Domain.of(self.program, costs), self.resimulate)
+            return self._for_all_costs(claim, ranks, facts)
+        if not self.own_costs and names & set(METRICS):
+            return []
+        return self._for_own_costs(claim, ranks)
+
+    def _ranks(self, claim: Claim, names: set[str]) -> list[int]:
+        """The ranks that the claim is about: those its guard admits. A claim about no rank stands as rank 0."""
+        guard = claim.guard
+        every = RANK_VARIABLE not in self.program.params and RANK_VARIABLE in names | (
+            _names(guard) if guard else set()
+        )
+        ranks = list(range(self.program.ranks)) if every else [0]
+        if guard is None:
+            return ranks
+        admits = self._evaluator({}).compile(guard, self._slots())
+        return [rank for rank in ranks if as_truth(admits([rank]), guard.span, "what stands after `when`")]
+
+    def _slots(self) -> dict[str, int]:
+        return {} if RANK_VARIABLE in self.program.params else {RANK_VARIABLE: 0}
+
+    def _evaluator(self, constants: Mapping[str, Value]) -> Evaluator:
+        intrinsics = {
+            "peak": self._of_rank("peak", self.metrics.peak_activations),
+            "memory": self._of_rank("memory", self.metrics.memory),
+        }
+        return Evaluator(self.functions, {**self.program.params, **constants}, self.limits, self.budget, intrinsics)
+
+    def _of_rank(self, name: str, values: tuple[Fraction, ...]) -> Intrinsic:
+        def run(rank: Value, span: Span) -> Value:
+            rank = as_int(rank, span, f"the rank of `{name}`")
+            if not 0 <= rank < len(values):
+                fail("PD107", f"there is no rank {rank}: the ranks are 0 .. {len(values) - 1}", span)
+            return _plain(values[rank])
+
+        return Intrinsic(run)
+
+    # ------------------------------------------------- under the file's costs
+
+    def _for_own_costs(self, claim: Claim, ranks: list[int]) -> list[Diagnostic]:
+        evaluator = self._evaluator(_times(self.metrics))
+        holds = evaluator.compile(claim.condition, self._slots())
+        bad = [rank for rank in ranks if not as_truth(holds([rank]), claim.condition.span, "a claim")]
+        if not bad:
+            return []
+        failure = self._failure(claim.condition, evaluator, bad[0])
+        notes = [self._given()]
+        if RANK_VARIABLE in _names(claim.condition):
+            more = "" if len(bad) == 1 else f", and on {len(bad) - 1} more"
+            notes.insert(0, f"on rank {bad[0]}{more}")
+        return [Diagnostic("PD501", f"this does not hold: {failure.text}", failure.span, notes=tuple(notes))]
+
+    def _failure(self, condition: Expr, evaluator: Evaluator, rank: int) -> _Failure:
+        """The first comparison that makes a condition false, with both values, where there is one."""
+        slots = self._slots()
+        for part in _conjuncts(condition):
+            if evaluator.compile(part, slots)([rank]):
+                continue
+            for op, left, right in _pairs(part) if isinstance(part, Compare) else ():
+                compare = Compare((op,), (left, right), left.span.to(right.span))
+                if not evaluator.compile(compare, slots)([rank]):
+                    sides = (_side(side, evaluator.compile(side, slots)([rank])) for side in (left, right))
+                    return _Failure(
+                        compare.span, " and ".join(filter(None, sides)) or f"`{compare.span.text}` is false"
+                    )
+            return _Failure(part.span, f"`{part.span.text}` is false")
+        return _Failure(condition.span, f"`{condition.span.text}` is false")
+
+    def _given(self) -> str:
+        return "with " + ", ".join(f"{name} = {value}" for name, value in self.program.params.items())
+
+    # ---------------------------------------------------------- for all costs
+
+    def _for_all_costs(self, claim: Claim, ranks: list[int], facts: Facts) -> list[Diagnostic]:
+        """Prove; where that fails, look for costs that refute; else leave it open."""
+        why = ""
+        for rank in ranks:
+            try:
+                if all(self._proved(part, facts, rank) for part in _conjuncts(claim.condition)):
+                    continue
+                why = why or "no argument that pipedsl knows proves it"
+            except Undecidable as error:
+                why = why or str(error)
+            refuted = self._refuted(claim, facts, rank)
+            if refuted is not None:
+                return [refuted]
+        if not why:
+            return []
+        names = ", ".join(facts.domain.names)
+        return [
+            Diagnostic(
+                "PD502",
+                f"no costs tried refute this, but it is not proved for all {names} >= 0: {why}",
+                claim.condition.span,
+                notes=(self._given(),),
+                help="state it in plain numbers, or as a bound that is linear in the costs",
+            )
+        ]
+
+    def _refuted(self, claim: Claim, facts: Facts, rank: int) -> Diagnostic | None:
+        for at in _samples(facts.domain):
+            metrics = facts.metrics(at)
+            if metrics.makespan == 0:
+                continue
+            costs = dict(zip(facts.domain.names, map(_plain, at), strict=False))
+            evaluator = self._evaluator({**_with_backward(costs), **_times(metrics)})
+            try:
+                if evaluator.compile(claim.condition, self._slots())([rank]):
+                    continue
+                failure = self._failure(claim.condition, evaluator, rank)
+            except DiagnosticError as error:
+                if all(each.code == "PD109" for each in error.diagnostics):
+                    continue  # a side is not defined at these costs
+                raise
+            under = ", ".join(f"{name} = {show(value)}" for name, value in costs.items())
+            on = (f"on rank {rank}",) if RANK_VARIABLE in _names(claim.condition) else ()
+            return Diagnostic(
+                "PD501",
+                f"this does not hold for all costs: with {under}, {failure.text}",
+                failure.span,
+                notes=(*on, self._given()),
+                help="costs that a claim names stand for every value; those it does not name are the file's",
+            )
+        return None
+
+    def _proved(self, part: Expr, facts: Facts, rank: int) -> bool:
+        if not _names(part) & {*COSTS, *METRICS}:
+            return as_truth(self._evaluator({}).compile(part, self._slots())([rank]), part.span, "a claim")
+        if not isinstance(part, Compare):
+            raise Undecidable("it is more than comparisons joined by `and`")
+        return all(self._pair_proved(op, left, right, facts, rank) for op, left, right in _pairs(part))
+
+    def _pair_proved(self, op: str, left: Expr, right: Expr, facts: Facts, rank: int) -> bool:
+        metrics = (_names(left) | _names(right)) & set(METRICS)
+        known = self._metric_forms(metrics, facts)
+        if metrics <= set(known):
+            below, above = (self._form(side, known, facts, rank) for side in (left, right))
+            return compared(op, below, above, facts.origin())
+        if isinstance(right, Name) and right.id in METRICS:
+            op, left, right = FLIPPED[op], right, left
+        open_ = next(iter(sorted(metrics - set(known))))
+        if not (isinstance(left, Name) and left.id == open_) or _names(right) & (metrics - set(known)):
+            raise Undecidable(f"`{open_}` is not proved to be linear in the costs")
+        return self._bound_proved(op, left.id, self._form(right, known, facts, rank), facts)
+
+    def _bound_proved(self, op: str, metric: str, form: Ratio, facts: Facts) -> bool:
+        """`metric op form` where the metric is not known to be linear."""
+        affine = form.affine()
+        if affine is None:
+            raise Undecidable(f"`{metric}` and what it is compared with are not linear in the costs")
+        bound: Vector = (*affine[0], affine[1])
+        if metric in ("makespan", "span"):
+            return bounded(facts, metric, op, bound)
+        # bubble <= x is makespan >= busy / (p * (1 - x)) the other way round, for a plain number x below 1.
+        busy = tuple(map(sum, zip(*facts.busy(), strict=True))) if metric == "bubble" else facts.most_busy()
+        if any(bound[:-1]) or bound[-1] >= 1 or busy is None:
+            raise Undecidable(f"`{metric}` is not proved to be linear in the costs")
+        of = self.program.ranks if metric == "bubble" else 1
+        scaled = tuple(Fraction(value) / (of * (1 - bound[-1])) for value in busy)
+        return bounded(facts, "makespan" if metric == "bubble" else "span", op, scaled)
+
+    def _form(self, expr: Expr, metrics: Mapping[str, Ratio], facts: Facts, rank: int) -> Ratio:
+        names = facts.domain.names
+        costs = {name: _unit(k, len(names)) for k, name in enumerate(names)}
+        try:
+            value = self._evaluator({**_with_backward(costs), **metrics}).compile(expr, self._slots())([rank])
+        except DiagnosticError as error:
+            why = "it divides by zero" if error.diagnostics[0].code == "PD109" else error.diagnostics[0].message
+            raise Undecidable(why) from None
+        if isinstance(value, bool):
+            raise Undecidable("it compares truth values")
+        return _number(0, len(names)).lift(value)
+
+    def _metric_forms(self, metrics: set[str], facts: Facts) -> dict[str, Ratio]:
+        """The metrics that are proved to be linear, or a quotient of linear forms, in the costs."""
+        found: dict[str, Ratio] = {}
+        for metric, whole, bubble in (("makespan", "makespan", "bubble"), ("span", "span", "span_bubble")):
+            if not metrics & {metric, bubble}:
+                continue
+            form = facts.linear(whole)
+            if form is None:
+                continue
+            found[metric] = _linear(form)
+            busy = tuple(map(sum, zip(*facts.busy(), strict=True))) if bubble == "bubble" else facts.most_busy()
+            if busy is not None and any(form):
+                of = self.program.ranks if bubble == "bubble" else 1
+                found[bubble] = 1 - _linear(tuple(map(Fraction, busy))) / (found[metric] * of)
+        return found
+
+
+def _names(expr: Expr | None) -> set[str]:
+    """The names that an expression mentions, functions that it calls aside; `peak` and `memory` count."""
+    if expr is None:
+        return set()
+    found = nodes(expr)
+    return {node.id for node in found if isinstance(node, Name)} | {
+        node.function for node in found if isinstance(node, Call) and node.function in RANK_METRICS
+    }
+
+
+def _conjuncts(condition: Expr) -> Iterator[Expr]:
+    """The parts that `and` joins, in order."""
+    pending = [condition]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Binary) and part.op == "and":
+            pending.extend((part.right, part.left))
+        else:
+            yield part
+
+
+def _pairs(compare: Compare) -> Iterator[tuple[str, Expr, Expr]]:
+    yield from zip(compare.ops, compare.operands, compare.operands[1:], strict=False)
+
+
+def _plain(value: Fraction) -> Value:
+    """A whole Fraction as an int, as the language has it."""
+    return value.numerator if value.denominator == 1 else value
+
+
+def _times(metrics: Metrics) -> dict[str, Value]:
+    return {name: _plain(Fraction(getattr(metrics, name))) for name in METRICS}
+
+
+def _with_backward(costs: Mapping[str, Value]) -> dict[str, Value]:
+    """Costs by name, B too where it is I + W."""
+    both = {"B": costs["I"] + costs["W"]} if "I" in costs and "W" in costs else {}
+    return {**both, **costs}
+
+
+def _side(side: Expr, value: Value) -> str:
+    """`makespan` is 33; nothing for a side that is a plain number."""
+    text, shown = side.span.text, show(value)
+    if text == shown:
+        return ""
+    about = f" ({float(value):.4f})" if isinstance(value, Fraction) else ""
+    return f"`{text}` is {shown}{about}"
+
+
+def _samples(domain: Domain) -> Iterator[Vector]:
+    """Costs to try a claim at; the factor of the file's other costs is 1."""
+    count = len(domain.names)
+    yield (Fraction(1),) * (count + 1)
+    for scale in SCALES:
+        for k in range(count):
+            yield (*(Fraction(scale * (i == k)) for i in range(count)), Fraction(1))
+    for point in INSIDE[1:]:
+        yield (*(Fraction(value) for value in point[:count]), Fraction(1))
+    for k in range(count):
+        yield (*(Fraction(int(i != k)) for i in range(count)), Fraction(1))
+    yield (*(Fraction(0),) * count, Fraction(1))
+
+
+def _number(value: int, variables: int) -> Ratio:
+    return Ratio(Polynomial.constant(value, variables), Polynomial.constant(1, variables))
+
+
+def _unit(k: int, variables: int) -> Ratio:
+    coefficients = tuple(Fraction(int(i == k)) for i in range(variables))
+    return Ratio(Polynomial.linear(coefficients, Fraction(0)), Polynomial.constant(1, variables))
+
+
+def _linear(form: Vector) -> Ratio:
+    return Ratio(Polynomial.linear(form[:-1], form[-1]), Polynomial.constant(1, len(form) - 1))
