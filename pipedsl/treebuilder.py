@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,12 @@ def _shuffle(parts: _Parts, span: Span) -> syntax.Word:
     return word
 
 
+def _group(parts: _Parts, span: Span) -> syntax.Word:
+    # Parentheses are no node; the word's span takes them in.
+    word: syntax.Word = replace(parts[0], span=span)
+    return word
+
+
 def _block(parts: _Parts, span: Span) -> syntax.Word:
     word: syntax.Word = parts[0] if parts[0] is not None else syntax.Sequence((), span)
     return word
@@ -162,6 +169,7 @@ _BUILD: dict[str, Callable[[_Parts, Span], Any]] = {
     "repeat": _repeat,
     "sequence": _sequence,
     "shuffle": _shuffle,
+    "group": _group,
     "block": _block,
     "for": lambda p, span: syntax.For(str(p[0]), p[1], p[2], p[3], span),
     "if": lambda p, span: syntax.If(p[0], p[1], p[2], span),
