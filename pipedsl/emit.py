@@ -8,11 +8,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipedsl import __version__
 from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Source
 from pipedsl.program import COMPUTE, Kind, Program
+
+if TYPE_CHECKING:
+    from pipedsl.api import Result
 
 # In the order that their names are defined in.
 RUNTIME_MODULES = ("plan", "tree", "chunk", "clock", "wire", "watch", "rendezvous", "exchange", "executor")
@@ -32,6 +36,7 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
     imports, bodies = _runtime()
     name = _one_line(Path(source.name).name)
     params = ", ".join(f"{key}={value}" for key, value in program.params.items())
+    data = "".join(f'    # rank {rank}\n    """\n{text}\n""",\n' for rank, text in enumerate(lines))
     parts = [
         f'"""Pipeline schedule {program.name}({params}), compiled by pipedsl {__version__} from {_docstring(name)}.\n\n'
         f"{_docstring(_verdict(transports))}\n\n{_use(program)}"
@@ -44,9 +49,7 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
         f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters and the calls\n',
         "# Every rank's calls, in order: `F stage microbatch line`, `isend message peer line`, `wait request line`.\n"
         "# Message F3@1 is microbatch 3's activation to stage 1, B3@1 its gradient; lines are the schedule's.\n"
-        "CALLS = (\n"
-        + "".join(f'    # rank {rank}\n    """\n{text}\n""",\n' for rank, text in enumerate(lines))
-        + ")\n",
+        f"CALLS = (\n{data})\n",
         *bodies,
         f"""PLAN = Plan(
     schedule={json.dumps(program.name)},
@@ -64,15 +67,20 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
 class Pipeline(Executor):
     __doc__ = Executor.__doc__
 
-    def __init__(
-        self, stage_modules, loss_fn=None, *, process_group=None, device=None, timeout=300.0, trace=False
-    ):
+    def __init__(self, stage_modules, loss_fn=None, *, process_group=None, device=None, timeout=300.0, trace=False):
         super().__init__(
             PLAN, stage_modules, loss_fn, process_group=process_group, device=device, timeout=timeout, trace=trace
         )
 """,
     ]
     return "\n\n".join(parts)
+
+
+def emit_result(result: Result) -> str:
+    """The file for what `pipedsl.verify` answered, which must be a program and its calls."""
+    if result.schedule is None or result.program is None or result.calls is None:
+        raise ValueError("only a verified schedule can be compiled")
+    return emit(result.program, result.calls, source=result.schedule.source, transports=result.report.transports)
 
 
 def _refuse_unsupported(program: Program, calls: Calls) -> None:

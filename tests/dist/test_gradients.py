@@ -1,0 +1,44 @@
+"""Every shipped schedule, and some more, trains as one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipedsl.diagnostics import DiagnosticError
+from pipedsl.library import shipped
+from tests.support import compiled
+from tests.support.launch import launch, succeed
+
+pytestmark = pytest.mark.dist
+
+WORKER = Path(__file__).parent / "workers" / "gradients.py"
+OWN = {
+    "one_f_one_b": compiled.ONE_F_ONE_B,
+    "split": compiled.SPLIT,
+    "v_shape": compiled.V_SHAPE,
+    "last_first": compiled.LAST_FIRST,
+}
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_gradients_equal_one_process(p: int, tmp_path: Path) -> None:
+    cases = []
+    schedules = {**OWN, **{name: name for name in shipped()}}
+    for name, schedule in schedules.items():
+        for m in (p, 2 * p, 3 * p + 1):
+            path = tmp_path / f"{name}_{m}.py"
+            try:
+                compiled.compile_to(path, schedule, p=p, m=m)
+            except DiagnosticError as error:
+                assert {each.code for each in error.diagnostics} == {"PD112"}, error  # not admitted
+                continue
+            # Splitting a backward, or running backwards in another order, may change the last bit.
+            split = "\nW " in path.read_text() or "\nW 0" in path.read_text()
+            cases.append({"file": str(path), "name": f"{name} p={p} m={m}", "exact": not split})
+    listing = tmp_path / "cases.json"
+    listing.write_text(json.dumps(cases))
+    assert {case["name"].split()[0] for case in cases} == set(schedules)
+    succeed(launch(WORKER, p, [str(listing)], timeout=150))

@@ -1,0 +1,58 @@
+"""Run compiled schedules and compare every gradient and loss with one process. Arguments: a JSON file of cases."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from tests.support.worker import alone, difference, gradients, load, mlp, start
+
+
+def main() -> None:
+    rank = start()
+    with open(sys.argv[1]) as file:
+        cases = json.load(file)
+    for case in cases:
+        for dtype in (torch.float32, torch.float64):
+            began = time.perf_counter()
+            compiled = load(case["file"])
+            m = compiled.PARAMS["m"]
+            torch.manual_seed(7)
+            stages = [stage.to(dtype) for stage in mlp(compiled.STAGES)]
+            reference = copy.deepcopy(stages)
+            mine = [s for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
+            pipe = compiled.Pipeline([stages[s] for s in mine], torch.nn.functional.cross_entropy, timeout=60)
+            last = compiled.PLACEMENT[-1] == rank
+            for step in range(2):  # gradients of two steps add up
+                batch, targets = torch.randint(11, (2 * m,)), torch.randint(5, (2 * m,))
+                losses = pipe.step(batch if rank == compiled.PLACEMENT[0] else None, targets if last else None)
+                expected = alone(reference, torch.nn.functional.cross_entropy, batch.chunk(m), targets.chunk(m))
+                if step == 0:
+                    before = {s: gradients(stages[s]) for s in mine}
+                    evaluated = pipe.step(batch, targets, train=False)
+                    assert before == {s: gradients(stages[s]) for s in mine}, "evaluation changed gradients"
+                    if last:
+                        assert torch.equal(evaluated, losses), (evaluated, losses)
+                assert (losses is not None) == last
+                if last:
+                    assert losses.shape == (m,)
+                    torch.testing.assert_close(losses, expected, rtol=1e-5 if dtype == torch.float32 else 1e-9, atol=0)
+            worst = 0.0
+            for s in mine:
+                ours, theirs = gradients(stages[s]), gradients(reference[s])
+                for name, theirs_one in theirs.items():
+                    worst = max(worst, difference(ours[name], theirs_one))
+            bound = 1e-5 if dtype == torch.float32 else 1e-6
+            print(f"{case['name']} {dtype} worst {worst:.1e} in {time.perf_counter() - began:.2f} s")
+            assert worst <= (0.0 if case["exact"] and dtype == torch.float32 else bound), (case["name"], dtype, worst)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

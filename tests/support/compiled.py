@@ -1,0 +1,68 @@
+"""Schedules compiled for tests: text to program to calls to a generated file, without asking the verifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipedsl.calls import Calls
+from pipedsl.diagnostics import Source
+from pipedsl.emit import emit
+from pipedsl.expand import expand
+from pipedsl.library import find
+from pipedsl.lower import lower
+from pipedsl.parser import parse
+from pipedsl.program import Program
+from pipedsl.simulate import simulate
+
+ONE_F_ONE_B = """schedule one_f_one_b(p, m)
+stages p
+place s -> s
+fn warmup(r) = min(p - 1 - r, m)
+rank r {
+    F * warmup(r)
+    (F B) * (m - warmup(r))
+    B * warmup(r)
+}
+"""
+
+SPLIT = """schedule split(p, m)
+stages p
+place s -> s
+rank r { F * m  I * m  W * m }
+"""
+
+V_SHAPE = """schedule v_shape(p, m)
+stages 2 * p
+place s -> s if s < p else 2 * p - 1 - s
+rank r { F@0 * m  F@1 * m  B@1 * m  B@0 * m }
+"""
+
+LAST_FIRST = """schedule last_first(p, m)
+stages p
+place s -> s
+rank r { for k in 0 .. m { F[m - 1 - k] }  for k in 0 .. m { B[k] } }
+"""
+
+
+def source_of(schedule: str) -> Source:
+    """The text of a schedule, or of a shipped one by its name."""
+    if "\n" in schedule:
+        return Source("test.sched", schedule)
+    name, data = find(schedule)
+    return Source(name, data.decode())
+
+
+def build(schedule: str, **params: int) -> tuple[Source, Program, Calls]:
+    source = source_of(schedule)
+    program = expand(parse(source), params)
+    return source, program, lower(program, simulate(program))
+
+
+def emitted(schedule: str, **params: int) -> str:
+    source, program, calls = build(schedule, **params)
+    return emit(program, calls, source=source, transports={"gloo": "safe"})
+
+
+def compile_to(path: Path, schedule: str, **params: int) -> Path:
+    path.write_text(emitted(schedule, **params))
+    return path
