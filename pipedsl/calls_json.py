@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def read_calls(document: Any) -> Calls:
 
 def write_calls(calls: Calls) -> dict[str, Any]:
     """The JSON value of calls; computations are left out."""
-    return {"ranks": [_rank(calls, calls.rows(rank)) for rank in range(calls.ranks)]}
+    return {"ranks": [rank_calls(calls, rank) for rank in range(calls.ranks)]}
 
 
 def _message(call: Any, ranks: int, where: str) -> tuple[CallKind, int, str]:
@@ -77,10 +76,11 @@ def _message(call: Any, ranks: int, where: str) -> tuple[CallKind, int, str]:
             raise _error(f"{where}: expected {forms}")
 
 
-def _rank(calls: Calls, rows: Sequence[int]) -> list[Any]:
+def rank_calls(calls: Calls, rank: int) -> list[Any]:
+    """One rank's part of it."""
     written: list[Any] = []
     last_batch = -1
-    for row in rows:
+    for row in calls.rows(rank):
         kind = CallKind(calls.kind[row])
         if kind is CallKind.COMPUTE:
             continue

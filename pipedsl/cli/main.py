@@ -20,7 +20,6 @@ from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
 
 COMMANDS = ("verify", "show", "compile", "expand", "fmt", "list", "explain")
-REPORT_TO = "https://github.com/pipedsl/pipedsl/issues"
 
 
 class Commands(click.Group):
@@ -85,8 +84,8 @@ def _internal(error: Exception) -> str:
     what = str(error).split("\n")[0]
     return (
         f"internal error: {type(error).__name__}: {what}\n"
-        f"This is a fault of pipedsl {__version__}. Please report it with the command and the file at\n"
-        f"{REPORT_TO}; `pipedsl --debug COMMAND ...` shows where it happened."
+        f"This is a fault of pipedsl {__version__}, not of the file. Please report it with the command, the file and\n"
+        "what `pipedsl --debug COMMAND ...` prints."
     )
 
 

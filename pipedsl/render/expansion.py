@@ -7,15 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipedsl.calls import CallKind, Calls
+from pipedsl.calls_json import rank_calls
 from pipedsl.program import Kind, Program
-
-WORDS = {
-    CallKind.SEND: "send",
-    CallKind.RECV: "recv",
-    CallKind.ISEND: "isend",
-    CallKind.IRECV: "irecv",
-    CallKind.WAIT: "wait",
-}
 
 
 def program_json(program: Program) -> Iterator[str]:
@@ -38,7 +31,7 @@ def calls_json(calls: Calls) -> Iterator[str]:
 
     `k` counts the rank's non-blocking requests from 0. Computations are left out.
     """
-    yield from _json({}, (_rank_calls(calls, rank) for rank in range(calls.ranks)))
+    yield from _json({}, (rank_calls(calls, rank) for rank in range(calls.ranks)))
 
 
 def program_text(program: Program) -> Iterator[str]:
@@ -82,25 +75,3 @@ def _rows(program: Program, rank: int) -> Iterator[tuple[str, int, int, int]]:
 def _operations(program: Program, rank: int) -> list[Any]:
     size = 3 if program.placement.shape[0] == 1 else 4
     return [list(row[:size]) for row in _rows(program, rank)]
-
-
-def _rank_calls(calls: Calls, rank: int) -> list[Any]:
-    written: list[Any] = []
-    open_batch = -1
-    for row in calls.rows(rank):
-        kind = CallKind(calls.kind[row])
-        if kind is CallKind.COMPUTE:
-            continue
-        if kind is CallKind.WAIT:
-            written.append(["wait", int(calls.request[row])])
-            continue
-        call = [WORDS[kind], int(calls.peer[row]), calls.tags[int(calls.tag[row])]]
-        batch = int(calls.batch[row])
-        if batch < 0:
-            written.append(call)
-        elif batch == open_batch:
-            written[-1][1].append(call)
-        else:
-            written.append(["batch", [call]])
-        open_batch = batch
-    return written
