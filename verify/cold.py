@@ -6,6 +6,7 @@ launched all or nothing, so everything that one call takes part in is one barrie
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,20 +16,43 @@ from pipedsl.program import Ints
 from verify.matching import SENDS
 from verify.transports import Communicators, Transport
 
+_Use = tuple[str, tuple[int | None, ...]]  # what is used for the first time, and the rows (None: a rank never does)
+
 
 @dataclass(frozen=True, eq=False)
 class FirstUses:
-    """`step[k]` takes part in `barrier[k]`, of which there are `count`; `impossible` ones lack a participant."""
+    """`step[k]` takes part in `barrier[k]`, of which there are `count`; `impossible` ones lack a participant.
+
+    `gathered`: what each single use is of, and its steps.
+    """
 
     step: Ints
     barrier: Ints
     count: int
     impossible: Ints
+    gathered: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def path(self, step: int, other: int) -> list[tuple[int, str, int]]:
+        """The shortest chain of single uses that holds `step` until `other` is reached: (step, use, next step)."""
+        came: dict[int, tuple[int, str, int]] = {}
+        queue = deque([step])
+        while queue and other not in came:
+            here = queue.popleft()
+            for what, steps in self.gathered:
+                for there in steps if here in steps else ():
+                    if there != here and there not in came:
+                        came[there] = (here, what, there)
+                        queue.append(there)
+        chain: list[tuple[int, str, int]] = []
+        while other in came and (not chain or other != step):
+            chain.append(came[other])
+            other = chain[-1][0]
+        return chain[::-1]
 
 
 def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUses:
     """The barriers of a cold transport, found from the first row of every kind of use on every rank."""
-    gathered = [*_directions(calls, transport), *_communicators(calls, transport)]
+    uses = [*_directions(calls, transport), *_communicators(calls, transport)]
     group: dict[int, int] = {}  # union-find over steps
 
     def root(step: int) -> int:
@@ -36,9 +60,10 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
             group[step] = step = group[group[step]]
         return step
 
-    incomplete = []
-    for rows in gathered:
+    incomplete, gathered = [], []
+    for what, rows in uses:
         steps = [int(step_of_row[row]) for row in rows if row is not None]
+        gathered.append((what, tuple(steps)))
         for step in steps:
             group[root(step)] = root(steps[0])
         if len(steps) < len(rows):
@@ -51,6 +76,7 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
         np.array([number[root(step)] for step in members], np.int64),
         len(number),
         np.array(sorted({number[root(step)] for step in incomplete}), np.int64),
+        tuple(gathered),
     )
 
 
@@ -67,7 +93,7 @@ def _talks(calls: Calls) -> Ints:
     return np.flatnonzero((calls.kind != CallKind.COMPUTE) & (calls.kind != CallKind.WAIT))
 
 
-def _directions(calls: Calls, transport: Transport) -> list[tuple[int | None, int | None]]:
+def _directions(calls: Calls, transport: Transport) -> list[_Use]:
     """Sender and receiver of each direction of each communicator at their first use of it."""
     rows = _talks(calls)
     rank, peer = calls.rank_of()[rows], calls.peer[rows]
@@ -76,10 +102,13 @@ def _directions(calls: Calls, transport: Transport) -> list[tuple[int | None, in
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     first = _first_rows(calls, rows, batched, source, target, sends)
     uses = dict.fromkeys(use[:3] for use in first)
-    return [(first.get((*use, 1)), first.get((*use, 0))) for use in uses]
+    return [
+        (f"the direction from rank {use[1]} to rank {use[2]}", (first.get((*use, 1)), first.get((*use, 0))))
+        for use in uses
+    ]
 
 
-def _communicators(calls: Calls, transport: Transport) -> list[tuple[int | None, ...]]:
+def _communicators(calls: Calls, transport: Transport) -> list[_Use]:
     """Lazy initialisation: both ranks of each pair at their first unbatched call, all ranks at their first batch."""
     if transport.communicators is not Communicators.PAIR:
         return []
@@ -88,8 +117,11 @@ def _communicators(calls: Calls, transport: Transport) -> list[tuple[int | None,
     single = rows[~batched], rank[~batched], peer[~batched]
     first = _first_rows(calls, single[0], single[1], single[2])
     pairs = {(min(pair), max(pair)) for pair in first}
-    gathered: list[tuple[int | None, ...]] = [(first.get((a, b)), first.get((b, a))) for a, b in sorted(pairs)]
+    gathered: list[_Use] = [
+        (f"the communicator of ranks {a} and {b}", (first.get((a, b)), first.get((b, a)))) for a, b in sorted(pairs)
+    ]
     if batched.any():
         of_rank = _first_rows(calls, rows[batched], rank[batched])
-        gathered.append(tuple(of_rank.get((number,)) for number in range(calls.ranks)))
+        rows_of_all = tuple(of_rank.get((number,)) for number in range(calls.ranks))
+        gathered.append(("the communicator of the group", rows_of_all))
     return gathered

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from pipedsl.diagnostics import Diagnostic
 from pipedsl.program import Ints, Kind, Program
-from verify.wording import first_few
+from verify.wording import first_few, rank_span
 
 _DIRECTIONS = (
     (Kind.SEND_F, 0, 1, "the activation"),
@@ -68,10 +68,9 @@ def _missing(
     verb = "to" if kind in (Kind.SEND_F, Kind.SEND_B) else "from"
     names = f"microbatch{'es' if len(microbatches) > 1 else ''} {first_few(microbatches.tolist(), len(microbatches))}"
     message = f"{kind.name} of stage {stage} is missing for {names}: {what} {verb} stage {stage + step}"
-    span = program.rank_spans[rank] if rank < len(program.rank_spans) else None
     return Diagnostic(
         "PD210",
         message,
-        span or program.header_span,
+        rank_span(program, rank),
         help="a program that places some of its communication by hand places all of it",
     )

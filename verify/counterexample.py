@@ -64,12 +64,16 @@ def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
         if hop.node >= barrier or hop.rule == Rule.OWN:
             continue
         after = next(later.node for later in turned[place + 1 :] if later.node < barrier)
-        row, other = (int(graph.steps.first[node % count]) for node in (hop.node, after))
-        hops.append((row, _because(graph, Rule(hop.rule), row, other)))
+        chain = [(hop.node % count, "", after % count)]
+        if hop.rule == Rule.FIRST_USE and graph.uses is not None:
+            chain = graph.uses.path(hop.node % count, after % count)
+        for step, use, other in chain:
+            row = int(graph.steps.first[step])
+            hops.append((row, _because(graph, Rule(hop.rule), row, int(graph.steps.first[other]), use)))
     return hops
 
 
-def _because(graph: EventGraph, rule: Rule, row: int, other: int) -> str:
+def _because(graph: EventGraph, rule: Rule, row: int, other: int, use: str) -> str:
     calls = graph.calls
     rank, rank_of_other = int(calls.rank_of()[row]), int(calls.rank_of()[other])
     this, that = name(calls, row), name(calls, other)
@@ -85,7 +89,7 @@ def _because(graph: EventGraph, rule: Rule, row: int, other: int) -> str:
         case Rule.HOST:
             why = f"is launched after `{that}`"
         case Rule.FIRST_USE:
-            why = f"is a first use, and holds the host until rank {rank_of_other} comes to `{that}`"
+            why = f"holds the host until rank {rank_of_other} comes to `{that}`: it is the first use of {use}"
         case Rule.OWN:
             why = "has to start"
     return f"rank {rank}: `{this}` {why}"

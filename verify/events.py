@@ -15,7 +15,7 @@ import numpy as np
 from pipedsl.calls import CallKind, Calls
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints
-from verify.cold import first_uses
+from verify.cold import FirstUses, first_uses
 from verify.matching import RECEIVES, SENDS, Matching, match
 from verify.transports import Communicators, Transport
 
@@ -63,7 +63,7 @@ class Steps:
 class EventGraph:
     """`later[k]` waits for `sooner[k]` because of `rule[k]`; `never`: events that nothing can bring about.
 
-    `ends`: the events that every rank must see to reach its end.
+    `ends`: the events that every rank must see to reach its end. `uses`: of a cold transport.
     """
 
     calls: Calls
@@ -76,6 +76,7 @@ class EventGraph:
     rule: Ints
     never: Ints
     ends: Ints
+    uses: FirstUses | None
 
 
 Edges = tuple[Rule, Ints, Ints]  # the rule, later events, sooner events
@@ -109,23 +110,24 @@ def event_graph(calls: Calls, transport: Transport) -> EventGraph:
     count = len(case.steps)
     edges = [edge for rule in RULES for edge in rule(case)]
     never = _never(case)
-    barriers, ends = 0, count * Event.FINISH + np.flatnonzero(case.steps.blocks)
-    if transport.cold:
-        host, barriers, impossible = _host(case)
-        edges += host
-        never = np.concatenate((never, impossible))
+    ends = count * Event.FINISH + np.flatnonzero(case.steps.blocks)
+    uses = first_uses(calls, transport, case.steps.of_row) if transport.cold else None
+    if uses is not None:
+        edges += _host(case, uses)
+        never = np.concatenate((never, count * Event.BARRIER + uses.impossible))
         ends = np.concatenate((ends, count * Event.LAUNCHED + np.flatnonzero(~case.steps.is_wait)))
     return EventGraph(
         calls,
         transport,
         case.steps,
         case.matching,
-        nodes=count * Event.BARRIER + barriers,
+        nodes=count * Event.BARRIER + (uses.count if uses else 0),
         later=np.concatenate([later for _, later, _ in edges]),
         sooner=np.concatenate([sooner for _, _, sooner in edges]),
         rule=np.repeat(np.array([rule for rule, _, _ in edges], np.int8), [len(later) for _, later, _ in edges]),
         never=never,
         ends=ends,
+        uses=uses,
     )
 
 
@@ -197,21 +199,16 @@ def _never(case: _Case) -> Ints:
     return never
 
 
-def _host(case: _Case) -> tuple[list[Edges], int, Ints]:
-    """Cold: a host launches its calls in order and is held at first uses. Waits never hold it.
-
-    Returns the edges, the number of barriers, and the barriers that some participant never reaches.
-    """
+def _host(case: _Case, uses: FirstUses) -> list[Edges]:
+    """Cold: a host launches its calls in order and is held at first uses. Waits never hold it."""
     steps, count = case.steps, len(case.steps)
     talks = np.flatnonzero(~steps.is_wait)
     reached, launched, barrier = count * Event.REACHED, count * Event.LAUNCHED, count * Event.BARRIER
     same_rank = steps.rank[talks[1:]] == steps.rank[talks[:-1]]
-    uses = first_uses(case.calls, case.transport, steps.of_row)
-    edges = [
+    return [
         (Rule.HOST, reached + talks[1:][same_rank], launched + talks[:-1][same_rank]),
         (Rule.OWN, launched + talks, reached + talks),
         (Rule.OWN, talks, launched + talks),
         (Rule.FIRST_USE, barrier + uses.barrier, reached + uses.step),
         (Rule.FIRST_USE, launched + uses.step, barrier + uses.barrier),
     ]
-    return edges, uses.count, barrier + uses.impossible

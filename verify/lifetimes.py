@@ -1,4 +1,4 @@
-"""That calls carry out a program: its computations in its order, on data that has arrived, and no buffer freed too soon."""
+"""That calls carry out a program: in its order, on data that has arrived, and with no buffer freed too soon."""
 
 from __future__ import annotations
 

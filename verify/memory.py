@@ -10,7 +10,7 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.occupancy import memory_used
 from pipedsl.program import Ints, Kind, Program
-from verify.wording import first_few
+from verify.wording import first_few, rank_span
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -40,7 +40,7 @@ def _over(
     )
     notes = [f"weights and gradients: {size_text(fixed, program.memory.in_bytes)}"] if fixed else []
     if row < 0:
-        return Diagnostic("PD401", message, _rank_span(program, rank), notes=tuple(notes))
+        return Diagnostic("PD401", message, rank_span(program, rank), notes=tuple(notes))
     first = int(calls.offsets[rank])
     done = np.arange(first, row + (1 if at_end else 0))
     started = np.arange(first, row + 1)
@@ -51,7 +51,7 @@ def _over(
         notes.append(f"buffers of {buffers} messages under way")
     op = int(calls.op[row])
     if op < 0:
-        return Diagnostic("PD401", message, _rank_span(program, rank), notes=tuple(notes))
+        return Diagnostic("PD401", message, rank_span(program, rank), notes=tuple(notes))
     labels = (Label(program.span_of(op), f"the peak is at {program.label(op)}"),)
     return Diagnostic("PD401", message, program.span_of(op), labels, tuple(notes))
 
@@ -89,10 +89,6 @@ def _alive(program: Program, started: Ints, done: Ints) -> list[str]:
 def _open_requests(calls: Calls, started: Ints, done: Ints) -> int:
     issued = int(np.isin(calls.kind[started], (CallKind.ISEND, CallKind.IRECV)).sum())
     return issued - int((calls.kind[done] == CallKind.WAIT).sum())
-
-
-def _rank_span(program: Program, rank: int):  # type: ignore[no-untyped-def]
-    return (program.rank_spans[rank] if rank < len(program.rank_spans) else None) or program.header_span
 
 
 def size_text(size: Fraction, in_bytes: bool) -> str:

@@ -13,6 +13,7 @@ from pipedsl.program import Ints, Program
 from verify.counterexample import span_of
 from verify.matching import SENDS, channels, match
 from verify.transports import BY_NAME, Transport
+from verify.wording import and_more
 
 _MOST_FINDINGS = 20
 
@@ -36,7 +37,7 @@ def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
         for number in np.unique(rank[rows])[:_MOST_FINDINGS]:
             own = rows[rank[rows] == number]
             first = int(own[0])
-            message = f"rank {number}: `{calls.label(first)}` {what}{_and_more(len(own) - 1)}"
+            message = f"rank {number}: `{calls.label(first)}` {what}{and_more(len(own) - 1)}"
             found.append(Diagnostic("PD303", message, span_of(program, calls, first)))
     return found[:_MOST_FINDINGS]
 
@@ -77,7 +78,7 @@ def _left_over(calls: Calls, left: Ints, why: str, program: Program | None) -> l
         first = int(rows[0])
         sends = bool(np.isin(calls.kind[first], SENDS))
         what = "is never received" if sends else "is never sent"
-        message = f"rank {rank[first]}: the message of `{calls.label(first)}` {what}{why}{_and_more(len(rows) - 1)}"
+        message = f"rank {rank[first]}: the message of `{calls.label(first)}` {what}{why}{and_more(len(rows) - 1)}"
         side = "receive" if sends else "send"
         help_ = f"write the {side} on rank {calls.peer[first]}, or remove this call" if not why else None
         found.append(Diagnostic("PD303", message, span_of(program, calls, first), help=help_))
@@ -94,9 +95,5 @@ def _crossings(calls: Calls, send: Ints, recv: Ints, program: Program | None) ->
         spans = (span_of(program, calls, b), span_of(program, calls, a))
         labels = () if spans[1] is None else (Label(spans[1], f"rank {rank[a]} sends {got} here"),)
         help_ = "send and receive in the same order"
-        found.append(Diagnostic("PD302", message + _and_more(len(at) - 1), spans[0], labels, help=help_))
+        found.append(Diagnostic("PD302", message + and_more(len(at) - 1), spans[0], labels, help=help_))
     return found
-
-
-def _and_more(count: int) -> str:
-    return f" (and {count} more)" if count > 0 else ""

@@ -15,7 +15,7 @@ from pipedsl.diagnostics import Diagnostic, Label, Span
 from pipedsl.program import COMPUTE, Ints, Kind, Program
 from pipedsl.simulate import Stuck, Timeline, simulate
 from verify.communication import check_communication
-from verify.wording import counted_list, first_few, plural
+from verify.wording import and_more, counted_list, first_few, plural, rank_span
 
 MOST_FINDINGS = 20
 
@@ -60,7 +60,7 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
     ):
         rows = np.flatnonzero(bad)
         if len(rows):
-            message = f"{program.label(int(rows[0]))} {what}{_and_more(len(rows) - 1)}"
+            message = f"{program.label(int(rows[0]))} {what}{and_more(len(rows) - 1)}"
             found.append(Diagnostic(code, message, program.span_of(int(rows[0]))))
     return found
 
@@ -88,7 +88,7 @@ def _both_forms(program: Program, key: Ints, both: Ints) -> Diagnostic:
     whole = int(rows[program.kind[rows] == Kind.B][0])
     part = int(rows[np.isin(program.kind[rows], (Kind.I, Kind.W))][0])
     name = Kind(program.kind[part]).name
-    message = f"{program.label(whole)} runs, and {name} of the same microbatch too{_and_more(len(both) - 1)}"
+    message = f"{program.label(whole)} runs, and {name} of the same microbatch too{and_more(len(both) - 1)}"
     label = Label(program.span_of(part), f"{name} runs here")
     return Diagnostic("PD208", message, program.span_of(whole), (label,), help="write either B, or I and W")
 
@@ -104,7 +104,7 @@ def _repeated(program: Program, key: Ints) -> list[Diagnostic]:
     for value in np.unique(group)[: MOST_FINDINGS + 1]:
         members = again[group == value]
         first, second = int(order[members[0] - 1]), int(order[members[0]])
-        message = f"{program.label(second)} runs a second time{_and_more(len(members) - 1)}"
+        message = f"{program.label(second)} runs a second time{and_more(len(members) - 1)}"
         label = Label(program.span_of(first), "the first time is here")
         labels = () if program.span[first] == program.span[second] else (label,)
         found.append(Diagnostic("PD207", message, program.span_of(second), labels))
@@ -147,9 +147,7 @@ class _Absences:
 
     def _span(self, group: int) -> Span | None:
         replica, stage = divmod(group, self.program.stages)
-        rank = int(self.program.placement[replica, stage])
-        spans = self.program.rank_spans
-        return (spans[rank] if rank < len(spans) else None) or self.program.header_span
+        return rank_span(self.program, int(self.program.placement[replica, stage]))
 
 
 def _wrong_order(program: Program) -> list[Diagnostic]:
@@ -166,7 +164,7 @@ def _wrong_order(program: Program) -> list[Diagnostic]:
         message = f"rank {number} runs {program.label(row)} before {program.label(need)}, which it needs"
         label = Label(program.span_of(need), f"{program.label(need)} runs only here")
         labels = (label,) if program.span[need] != program.span[row] else ()
-        found.append(Diagnostic("PD209", message + _and_more(count - 1), program.span_of(row), labels))
+        found.append(Diagnostic("PD209", message + and_more(count - 1), program.span_of(row), labels))
     return _limited(found)
 
 
@@ -188,10 +186,6 @@ def _cycle(program: Program, stuck: Stuck) -> Diagnostic:
         labels.append(Label(program.span_of(row), text + after))
     message = f"ranks {first_few(cycle, len(cycle))} wait for each other, whatever the transport"
     return Diagnostic("PD209", message, labels[0].span, tuple(labels))
-
-
-def _and_more(count: int) -> str:
-    return f" (and {count} more)" if count > 0 else ""
 
 
 def _limited(found: Iterable[Diagnostic]) -> list[Diagnostic]:

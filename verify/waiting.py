@@ -1,4 +1,4 @@
-"""Design sections 5.2 and 5.3 over the transports: where calls are safe, and one finding for every reason they are not."""
+"""Design sections 5.2 and 5.3 over the transports: where calls are safe, and one finding for each reason why not."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check_waiting(
     states = {transport.name: UNDEFINED for transport in transports}
     found = check_messages(calls, defined, program)
     if len(defined) < len(transports):
-        names = ", ".join(t.name for t in transports if t not in defined)
-        found.append(Diagnostic("PD303", f"a rank sends to itself, which is not defined on {names}"))
+        where = ", ".join(t.name for t in transports if t not in defined)
+        found.append(Diagnostic("PD303", f"a rank sends to itself, which is not defined on {where}"))
     deadlocks: dict[str, tuple[Diagnostic, list[str]]] = {}
     for transport in defined:
         graph = event_graph(calls, transport)

@@ -1,8 +1,22 @@
-"""How findings list and count things."""
+"""How findings list and count things, and where they point when no single operation is to blame."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from pipedsl.diagnostics import Span
+from pipedsl.program import Program
+
+
+def rank_span(program: Program, rank: int) -> Span | None:
+    """The block that wrote a rank's program, else the head of the schedule."""
+    spans = program.rank_spans
+    return (spans[rank] if 0 <= rank < len(spans) else None) or program.header_span
+
+
+def and_more(count: int) -> str:
+    """` (and 3 more)`, or nothing for no more."""
+    return f" (and {count} more)" if count > 0 else ""
 
 
 def plural(count: int, noun: str) -> str:
