@@ -1,0 +1,34 @@
+"""Every code is explained, and every example says what it is said to."""
+
+import pytest
+
+from pipedsl.api import verify_text
+from pipedsl.codes import CODES, Example, explanation
+from verify import Verdict
+
+NOT_IN_A_SCHEDULE = {"PD101", "PD303"}
+
+
+def found(example: Example) -> tuple[Verdict, set[str]]:
+    report = verify_text(example.text, example.params)
+    return report.verdict, {diagnostic.code for diagnostic in report.diagnostics}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_example_fails_with_its_code_and_the_mended_one_is_verified(code: str) -> None:
+    explained = explanation(code)
+    assert explained.title == CODES[code]
+    if code in NOT_IN_A_SCHEDULE:
+        assert explained.failing is None
+        return
+    assert explained.failing is not None
+    assert explained.mended is not None
+    verdict, codes = found(explained.failing)
+    assert codes == {code}
+    assert verdict is (Verdict.UNKNOWN if code == "PD502" else Verdict.REJECTED)
+    assert found(explained.mended) == (Verdict.VERIFIED, set())
+
+
+def test_unknown_code_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        explanation("PD999")
