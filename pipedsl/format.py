@@ -218,7 +218,7 @@ class _Layout:
             self._terms(body.items if isinstance(body, syntax.Sequence) else (body,), depth)
 
     def _shuffle(self, body: syntax.Shuffle, depth: int) -> None:
-        """On one line if the author has it so and it fits; else a line for each operand, from the second on with `||`."""
+        """On one line if the author has it so and it fits; else a line an operand, all but the first with `||`."""
         line = unparse.word(body)
         if self._fits(line, depth) and not self._is_broken(body):
             self._start(body.operands[0].span, body.span.end, depth)
