@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipedsl.calls import Calls
+from pipedsl.calls_json import read_calls
 from pipedsl.claims import check_claims
-from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
 from pipedsl.expand import expand
 from pipedsl.library import find
 from pipedsl.parser import parse, read_source
 from pipedsl.program import Costs, Program
 from pipedsl.simulate import Metrics, Timeline, measure, simulate
 from pipedsl.syntax import ExpectBlock, Schedule
-from verify import TRANSPORTS, Report, Verdict
+from verify import TRANSPORTS, Report, Verdict, check_calls
 from verify import verify as verify_program
 
 # Findings that leave a question open instead of answering it with no.
@@ -104,6 +105,27 @@ def verify_text(text: str, params: Mapping[str, int], name: str = "<text>") -> R
     except DiagnosticError as error:
         return rejection(error)
     return verify(schedule, params).report
+
+
+def load_calls(file: str, limits: Limits | None = None) -> Calls:
+    """The calls in a JSON file (docs/formats.md). Raises UsageError and DiagnosticError."""
+    import json
+
+    limits = limits or Limits()
+    source = read_source(*find(file, limits), limits)
+    try:
+        document = json.loads(source.text)
+    except json.JSONDecodeError as error:
+        place = Span(source, error.pos, min(error.pos + 1, len(source.text)))
+        raise DiagnosticError([Diagnostic("PD103", f"this is not JSON: {error.msg}", place)]) from None
+    except (ValueError, RecursionError):  # numbers of thousands of digits, brackets a thousand deep
+        raise DiagnosticError([Diagnostic("PD104", "this JSON holds numbers too long or brackets too deep")]) from None
+    return read_calls(document)
+
+
+def verify_calls(calls: Calls, *, transports: Sequence[str] | None = None) -> Result:
+    """Prove that calls alone do not hang and that their messages match; nothing is known of what they are for."""
+    return Result(None, {}, None, check_calls(calls, tuple(transports or TRANSPORTS)))
 
 
 def rejection(error: DiagnosticError) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipedsl.api import Result, load, rejection, verify
+from pipedsl.api import Result, load, load_calls, rejection, verify, verify_calls
 from pipedsl.cli.common import print_diagnostics, print_lines
 from pipedsl.cli.status import FAILED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
@@ -15,8 +15,10 @@ from verify import Report, Verdict
 
 
 def check_file(file: str, params: Mapping[str, int], transports: Sequence[str], limits: Limits) -> Result:
-    """The verdict on a file. Raises UsageError."""
+    """The verdict on a schedule, or on the calls in a `.json` file. Raises UsageError."""
     try:
+        if file.endswith(".json"):
+            return verify_calls(load_calls(file, limits), transports=transports)
         schedule = load(file, limits)
     except DiagnosticError as error:
         return Result(None, params, None, rejection(error))
