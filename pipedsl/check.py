@@ -62,15 +62,23 @@ Type = Literal["number", "truth"] | None
 
 
 @dataclass(frozen=True)
-class _Scope:
-    """The names that an expression may use, and where each was defined."""
+class _Variable:
+    """Where a variable was defined, and what is known of its values."""
 
-    variables: Mapping[str, Span | None]
+    span: Span | None
+    type: Type
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The names that an expression may use."""
+
+    variables: Mapping[str, _Variable]
     claims: bool = False
     functions: bool = True
 
-    def add(self, name: str, span: Span | None) -> _Scope:
-        return replace(self, variables={**self.variables, name: span})
+    def add(self, name: str, span: Span | None, type: Type = "number") -> _Scope:
+        return replace(self, variables={**self.variables, name: _Variable(span, type)})
 
 
 def check(schedule: Schedule, limits: Limits | None = None) -> list[Diagnostic]:
@@ -152,14 +160,14 @@ class _Checker:
                 scope = scope.add(name, header.span)
         return replace(scope, functions=True)
 
-    def define(self, scope: _Scope, name: str, span: Span) -> _Scope:
+    def define(self, scope: _Scope, name: str, span: Span, type: Type = "number") -> _Scope:
         """`scope` with one more name; a name has one meaning at a time."""
         if name in scope.variables:
-            self.say("PD106", f"`{name}` is defined twice", span, "choose another name", scope.variables[name])
+            self.say("PD106", f"`{name}` is defined twice", span, "choose another name", scope.variables[name].span)
         elif name in COSTS or name in METRICS:
             what = "a cost" if name in COSTS else "a metric"
             self.say("PD106", f"`{name}` already has a meaning: it is {what}", span, help="choose another name")
-        return scope.add(name, span)
+        return scope.add(name, span, type)
 
     def declare_functions(self, top: _Scope) -> None:
         for item in self.schedule.items:
@@ -183,7 +191,7 @@ class _Checker:
             elif parameter in COSTS or parameter in METRICS:
                 self.say("PD106", f"`{parameter}` already has a meaning", function.span, help="choose another name")
             seen.add(parameter)
-            scope = scope.add(parameter, function.span)
+            scope = scope.add(parameter, function.span, None)
         found = self.expr(function.body, scope)
         if not recursive:
             self.types[name] = found
@@ -312,8 +320,8 @@ class _Checker:
                 if word.orelse is not None:
                     self.word(word.orelse, scope)
             case Let():
-                self.expr(word.value, scope)
-                return self.define(scope, word.name, word.span)
+                found = self.expr(word.value, scope)
+                return self.define(scope, word.name, word.span, found)
             case Overlap():
                 self.planned("`&`, two operations overlapped as one,", word.span)
             case Shuffle():
@@ -371,10 +379,9 @@ class _Checker:
                 return "number"
 
     def name(self, name: Name, scope: _Scope) -> Type:
-        """A bare name. Variables are of unknown type: `let` and `fn` may give either."""
         known = name.id
         if known in scope.variables:
-            return None
+            return scope.variables[known].type
         if known in COSTS or known in METRICS:
             if not scope.claims:
                 what = "cost" if known in COSTS else "metric"

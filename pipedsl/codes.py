@@ -1,7 +1,8 @@
 """The table of diagnostic codes, and the explanation of each.
 
 An explanation is `explanations/PDxxx.md`: paragraphs, and two fenced texts. The one whose info string is `sched fails`,
-with its parameters as `-D name=value`, ends in the code; the one with `sched verified` is the mended one. A code that no `.sched` text can have (a file that cannot be read, a Calls file) has neither.
+with its parameters as `-D name=value`, ends in the code; the one with `sched verified` is the mended one. A code that
+no `.sched` text can have (a file that cannot be read, a Calls file) has neither.
 """
 
 from __future__ import annotations
