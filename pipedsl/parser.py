@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipedsl import syntax
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Source, Span
+from pipedsl.grammar import lark_parser
 from pipedsl.syntax_errors import not_an_item, syntax_error
 from pipedsl.tokens import ITEM_KEYWORDS, ItemTokens, clean, split
 from pipedsl.treebuilder import build
-
-if TYPE_CHECKING:
-    from lark import Lark
 
 # More findings than anyone reads; keeps hostile text from producing megabytes of them.
 _MOST_FINDINGS = 50
@@ -44,7 +40,7 @@ def read_source(name: str, data: bytes, limits: Limits = Limits()) -> Source:
 def parse(source: Source, limits: Limits = Limits()) -> syntax.Schedule:
     """The tree of a `.sched` text. Raises DiagnosticError with everything found (PD101 to PD106, PD115)."""
     diagnostics: list[Diagnostic] = []
-    tokens, comments = clean(source, _lark().lex(source.text, dont_ignore=True), limits, diagnostics)
+    tokens, comments = clean(source, lark_parser().lex(source.text, dont_ignore=True), limits, diagnostics)
     items: list[syntax.Item] = []
     for item_tokens in split(source, tokens, limits, diagnostics):
         item = _parse_item(source, item_tokens, limits, diagnostics)
@@ -58,14 +54,6 @@ def parse(source: Source, limits: Limits = Limits()) -> syntax.Schedule:
     return syntax.Schedule(source, header, tuple(items), comments, Span(source, 0, len(source.text)))
 
 
-@functools.cache
-def _lark() -> Lark:
-    from lark import Lark
-
-    grammar = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
-    return Lark(grammar, parser="lalr", lexer="basic", propagate_positions=True, maybe_placeholders=True)
-
-
 def _parse_item(source: Source, item: ItemTokens, limits: Limits, diagnostics: list[Diagnostic]) -> syntax.Item | None:
     """The item, or None after adding what is wrong with it to `diagnostics`."""
     from lark import UnexpectedToken
@@ -77,7 +65,7 @@ def _parse_item(source: Source, item: ItemTokens, limits: Limits, diagnostics: l
         diagnostics.append(not_an_item(source, tokens[0]))
         return None
     # lark's interactive parser is untyped.
-    parser: Any = _lark().parse_interactive()
+    parser: Any = lark_parser().parse_interactive()
     fed = 0
     try:
         for token in tokens:

@@ -180,6 +180,8 @@ Word = Op | Sequence | Repeat | For | If | Let | Overlap | Shuffle
 
 @dataclass(frozen=True)
 class Parameter:
+    """`v = 2` of a header."""
+
     name: str
     default: Expr | None
     span: Span
@@ -197,6 +199,8 @@ class Header:
 
 @dataclass(frozen=True)
 class Require:
+    """`require condition, "why"`."""
+
     condition: Expr
     why: str | None
     span: Span
@@ -204,6 +208,8 @@ class Require:
 
 @dataclass(frozen=True)
 class Stages:
+    """`stages e`."""
+
     count: Expr
     span: Span
 
@@ -219,6 +225,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Replica:
+    """`replica name { place s -> e }`. Reserved."""
+
     name: str
     place: Place
     span: Span
@@ -226,6 +234,8 @@ class Replica:
 
 @dataclass(frozen=True)
 class Function:
+    """`fn f(x) = e`."""
+
     name: str
     parameters: tuple[str, ...]
     body: Expr
@@ -272,6 +282,8 @@ class MemoryEntry:
 
 @dataclass(frozen=True)
 class MemoryBlock:
+    """`memory { ... }`."""
+
     entries: tuple[MemoryEntry, ...]
     span: Span
 
@@ -287,18 +299,24 @@ class Claim:
 
 @dataclass(frozen=True)
 class ExpectBlock:
+    """`expect { ... }`."""
+
     claims: tuple[Claim, ...]
     span: Span
 
 
 @dataclass(frozen=True)
 class Minimize:
+    """`minimize makespan`. Reserved for search."""
+
     objective: str
     span: Span
 
 
 @dataclass(frozen=True)
 class SubjectTo:
+    """`subject to condition`. Reserved for search."""
+
     condition: Expr
     span: Span
 
@@ -315,6 +333,8 @@ class DependRef:
 
 @dataclass(frozen=True)
 class Depend:
+    """`depend F[k]@s on F[k - g]@t when guard`. Reserved."""
+
     target: DependRef
     on: DependRef
     guard: Expr | None

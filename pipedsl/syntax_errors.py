@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -175,5 +174,7 @@ def _help_count(tokens: Sequence[Token], at: int) -> str:
 
 
 def _did_you_mean(word: str, candidates: list[str]) -> str | None:
+    import difflib  # only wanted when something is wrong
+
     close = difflib.get_close_matches(word.lower(), candidates, n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else None
