@@ -161,7 +161,7 @@ try:
     cli(["verify", "1f1b", "-D", "p=4", "-D", "m=8"])
 except SystemExit as stop:
     assert stop.code == 0, stop.code
-for name in ("torch", "z3", "networkx", "rich", "matplotlib", "difflib"):
+for name in ("torch", "z3", "networkx", "rich", "matplotlib"):
     assert name not in sys.modules, name
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
