@@ -5,7 +5,7 @@ Rank `r` owns rows `offsets[r]:offsets[r + 1]` of every per-operation array. A r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from fractions import Fraction
@@ -100,7 +100,7 @@ class Program:
     microbatch: Ints
     replica: Ints
     span: Ints
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: Sequence[Span] = field(repr=False)
     costs: Costs = field(repr=False)
     memory: Memory = field(repr=False)
     header_span: Span | None = None
