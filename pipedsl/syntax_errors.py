@@ -72,7 +72,8 @@ def not_an_item(source: Source, token: Token) -> Diagnostic:
     """PD103 for a text that starts with no item keyword."""
     message = f"expected an item ({', '.join(ITEM_KEYWORDS.values())}), found `{_shorten(token)}`"
     span = Span(source, token.start_pos or 0, token.end_pos or 0)
-    return Diagnostic("PD103", message, span, help=_did_you_mean(str(token), list(ITEM_KEYWORDS.values())))
+    help_ = _help_function(token) or _did_you_mean(str(token), list(ITEM_KEYWORDS.values()))
+    return Diagnostic("PD103", message, span, help=help_)
 
 
 def _shorten(token: Token) -> str:
@@ -153,15 +154,24 @@ def _help(
     if token.type in ("PLUS", "MINUS", "SLASH", "PERCENT") and (in_program or "KIND" in expected):
         return _help_count(tokens, at)
     if token.type in ("NAME", "CALLEE"):
+        if in_program and previous is not None and previous.type == "NAME" and at > 1 and tokens[at - 2].type == "STAR":
+            return f"a call has its arguments in parentheses: `{previous}({token})`"
         if in_program and token.upper() in _KINDS:
             return f"did you mean `{token.upper()}`?"
         candidates = [_KEYWORDS[t] for t in expected if t in _KEYWORDS]
+        if "$END" in expected and (help_ := _help_function(token)):
+            return help_
         if "$END" in expected:
             candidates += ITEM_KEYWORDS.values()
         if in_program:
             candidates += _KINDS
         return _did_you_mean(str(token), candidates)
     return None
+
+
+def _help_function(token: Token) -> str | None:
+    """For other languages' words where an item may stand."""
+    return "a function is `fn name(x) = expression`" if token in ("def", "func", "function", "lambda") else None
 
 
 def _help_count(tokens: Sequence[Token], at: int) -> str:

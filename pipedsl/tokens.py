@@ -29,6 +29,16 @@ _UNFINISHED = {*ITEM_KEYWORDS, *"ARROW EQUAL COMMA PLUS MINUS STAR SLASH PERCENT
 
 _INSTEAD = {
     ":": "blocks stand in braces: `{ ... }`",
+    "−": "write `-`, the minus sign of the keyboard",
+    "–": "write `-`, the minus sign of the keyboard",
+    "×": "write `*`",
+    "≤": "write `<=`",
+    "≥": "write `>=`",
+    "≠": "write `!=`",
+    "→": "write `->`",
+    "“": 'write `"`, the straight quotation mark',
+    "”": 'write `"`, the straight quotation mark',
+    "$": "parameters and variables have no sign before their names",
     ";": "nothing stands between two statements, or a line break",
     "'": 'texts stand in double quotes: "..."',
     '"': 'a text ends on its own line: "..."',

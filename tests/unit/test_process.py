@@ -35,10 +35,12 @@ def test_startup_is_quick(tmp_path: Path) -> None:
 
     lark = (sys.executable, "-c", "import lark")
     seconds(*lark), seconds(*VERIFY)  # compiles
-    # The fastest of several: other tests run at the same time.
-    pairs = [(seconds(*lark), seconds(*VERIFY)) for _ in range(8)]
-    least = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-    assert least[1] <= 5 * least[0]
+    least = [float("inf"), float("inf")]
+    for _ in range(20):  # the fastest of several: other tests run at the same time
+        least = [min(best, seconds(*command)) for best, command in zip(least, (lark, VERIFY), strict=True)]
+        if least[1] <= 5 * least[0]:
+            return
+    pytest.fail(f"{least[1]:.3f} s, and importing lark takes {least[0]:.3f} s")
 
 
 def test_works_from_any_folder(tmp_path: Path) -> None:
