@@ -6,7 +6,6 @@ reported once, at its first place; what follows from it is not.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -99,6 +98,8 @@ def check(schedule: Schedule, limits: Limits | None = None) -> list[Diagnostic]:
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """`did you mean ...`, where a known name is close."""
+    import difflib  # only where there is a mistake
+
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else None
 

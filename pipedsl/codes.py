@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 
 CODES: Mapping[str, str] = {
     "PD101": "unreadable text",
@@ -72,6 +71,8 @@ _FENCE = re.compile(r"^```sched (fails|verified)((?: -D \w+=\d+)*)\n(.*?)^```$",
 
 def explanation(code: str) -> Explanation:
     """The explanation of a code. Raises KeyError for one that does not exist."""
+    from importlib.resources import files  # slow to load, and only needed here
+
     title = CODES[code]
     text = files("pipedsl").joinpath("explanations", f"{code}.md").read_text("utf-8")
     examples = {role: Example(body, _parameters(params)) for role, params, body in _FENCE.findall(text)}

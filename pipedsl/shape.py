@@ -107,29 +107,20 @@ def recursive_functions(functions: Mapping[str, Function]) -> list[list[str]]:
     done: set[str] = set()
     cycles: list[list[str]] = []
     for root in functions:
-        path: list[str] = []
-        on_path: dict[str, int] = {}
-        pending: list[tuple[str, Iterator[str]]] = []
-
-        def enter(name: str) -> None:
-            on_path[name] = len(path)  # noqa: B023
-            path.append(name)  # noqa: B023
-            pending.append((name, iter(_callees(functions[name], functions))))  # noqa: B023
-
-        if root not in done:
-            enter(root)
-        while pending:
-            name, callees = pending[-1]
-            callee = next(callees, None)
-            if callee is None:
-                pending.pop()
-                path.pop()
-                del on_path[name]
+        path: dict[str, Iterator[str]] = {}
+        entered = None if root in done else root
+        while entered is not None or path:
+            if entered is not None:
+                path[entered] = iter(_callees(functions[entered], functions))
+            name = next(reversed(path))
+            entered = next((callee for callee in path[name] if callee not in done), None)
+            if entered is None:
+                del path[name]
                 done.add(name)
-            elif callee in on_path:
-                cycles.append(path[on_path[callee] :])
-            elif callee not in done:
-                enter(callee)
+            elif entered in path:
+                names = list(path)
+                cycles.append(names[names.index(entered) :])
+                entered = None
     return cycles
 
 

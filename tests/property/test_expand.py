@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipedsl.api import parse_text
@@ -133,6 +133,7 @@ def rows(program: Program, rank: int) -> list[tuple[str, int, int, str]]:
     ]
 
 
+@settings(max_examples=300, deadline=None)
 @given(words((), 4), words((), 4))
 def test_arrays_are_the_naive_lists(first: str, second: str) -> None:
     text = f"{HEAD}rank r where r < 1 {{ {first} }}\nrank r where r >= 1 {{ {second} }}\n"

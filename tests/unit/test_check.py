@@ -125,3 +125,12 @@ def test_long_chains_of_functions_are_refused_and_not_followed() -> None:
 def test_many_functions_that_call_all_others_are_checked_quickly() -> None:
     calls = [f"fn f{i}(x) = {' + '.join(f'f{k}(x)' for k in range(max(0, i - 20), i)) or 'x'}\n" for i in range(40)]
     assert codes(HEAD + BODY + "".join(calls)) == []
+
+
+def test_every_cycle_of_functions_is_found_once() -> None:
+    functions = "fn a(x) = b(x) + c(x)\nfn b(x) = b(x)\nfn c(x) = d(x) + a(x)\nfn d(x) = x\nfn e(x) = a(x)"
+    messages = [diagnostic.message for diagnostic in found(f"{HEAD}{BODY}{functions}")]
+    assert messages == [
+        "functions must not be recursive: `a` -> `c` -> `a`",
+        "functions must not be recursive: `b` -> `b`",
+    ]

@@ -210,3 +210,13 @@ def test_large_ones_are_arrays_and_quick() -> None:
     assert time.perf_counter() - started < 1
     assert each.kind.dtype == np.int8
     assert {array.dtype for array in (each.stage, each.microbatch, each.span)} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("functions", range(20, 40))
+def test_the_deepest_schedules_that_are_admitted_fit_pythons_stack(functions: int) -> None:
+    chain = "fn f0(x) = x\n" + "".join(f"fn f{i}(x) = max(0, f{i - 1}(x))\n" for i in range(1, functions))
+    body = "(" * 90 + f"F * f{functions - 1}(m)" + ")" * 90 + " B * m"
+    try:
+        assert len(program(f"{HEAD}{chain}rank r {{ {body} }}")) == 8
+    except DiagnosticError as error:
+        assert {diagnostic.code for diagnostic in error.diagnostics} == {"PD104"}
