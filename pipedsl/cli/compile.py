@@ -44,8 +44,8 @@ def command(
     if verified and result.schedule and result.program and result.calls:
         from pipedsl.emit import emit
 
-        source, transports = result.schedule.source, result.report.transports
-        text = emit(result.program, result.calls, source=source, transports=transports)
+        source, found = result.schedule.source, result.report.transports
+        text = emit(result.program, result.calls, source=source, transports=found)
         if output == "-":
             write(text)
         else:
