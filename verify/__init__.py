@@ -10,7 +10,7 @@ from pipedsl.lower import lower
 from pipedsl.program import Program
 from pipedsl.simulate import Timeline, measure
 from verify.graph import dependency_graph
-from verify.lifetimes import check_lifetimes
+from verify.lifetimes import check_correspondence, check_lifetimes
 from verify.memory import check_memory
 from verify.messages import check_requests
 from verify.report import Report, Verdict
@@ -36,7 +36,10 @@ def verify(
     if simulated is None:
         return Report(Verdict.REJECTED, tuple(found), {})
     timeline = timeline or simulated
-    calls = calls or lower(program, timeline)
+    calls = lower(program, timeline) if calls is None else calls
+    found = check_correspondence(program, calls)
+    if found:
+        return Report(Verdict.REJECTED, tuple(found), {}, timeline=timeline)
     found, states = _check(calls, transports, program)
     found += check_memory(program, calls)
     return Report(_verdict(found), tuple(found), states, measure(program, timeline, calls), timeline, calls)

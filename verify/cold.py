@@ -23,7 +23,7 @@ _Use = tuple[str, tuple[int | None, ...]]  # what is used for the first time, an
 class FirstUses:
     """`step[k]` takes part in `barrier[k]`, of which there are `count`; `impossible` ones lack a participant.
 
-    `gathered`: what each single use is of, and its steps.
+    `gathered`: what each single use is of, and its steps. `lacking`: the same for those that some rank never makes.
     """
 
     step: Ints
@@ -31,6 +31,7 @@ class FirstUses:
     count: int
     impossible: Ints
     gathered: tuple[tuple[str, tuple[int, ...]], ...]
+    lacking: tuple[tuple[str, tuple[int, ...]], ...]
 
     def path(self, step: int, other: int) -> list[tuple[int, str, int]]:
         """The shortest chain of single uses that holds `step` until `other` is reached: (step, use, next step)."""
@@ -60,14 +61,14 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
             group[step] = step = group[group[step]]
         return step
 
-    incomplete, gathered = [], []
+    lacking, gathered = [], []
     for what, rows in uses:
         steps = [int(step_of_row[row]) for row in rows if row is not None]
         gathered.append((what, tuple(steps)))
         for step in steps:
             group[root(step)] = root(steps[0])
         if len(steps) < len(rows):
-            incomplete.append(steps[0])
+            lacking.append(gathered[-1])
     members = sorted(group)
     roots = {root(step): 0 for step in members}
     number = {step: index for index, step in enumerate(roots)}
@@ -75,8 +76,9 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
         np.array(members, np.int64),
         np.array([number[root(step)] for step in members], np.int64),
         len(number),
-        np.array(sorted({number[root(step)] for step in incomplete}), np.int64),
+        np.array(sorted({number[root(steps[0])] for _, steps in lacking}), np.int64),
         tuple(gathered),
+        tuple(lacking),
     )
 
 

@@ -53,6 +53,23 @@ def deadlock(graph: EventGraph, cycle: Sequence[Hop], program: Program | None) -
     return Diagnostic("PD301", message, first, labels if not notes else (), notes, help=_HELP)
 
 
+def never_gathered(graph: EventGraph, program: Program | None) -> Diagnostic | None:
+    """PD301 for a cold first use that some rank never makes, if there is one."""
+    if graph.uses is None or not graph.uses.lacking:
+        return None
+    what, steps = graph.uses.lacking[0]
+    calls, row = graph.calls, int(graph.steps.first[steps[0]])
+    came = {int(graph.steps.rank[step]) for step in steps}
+    absent = next(rank for rank in range(calls.ranks) if rank not in came)
+    message = (
+        f"deadlock: rank {calls.rank_of()[row]}: `{name(calls, row)}` holds the host until every rank has come to "
+        f"its first use of {what}, and rank {absent} never does"
+    )
+    return Diagnostic(
+        "PD301", message, span_of(program, calls, row), help="use the same form, batched or not, everywhere"
+    )
+
+
 def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
     """Row and text of each hop. An event of a call that just waits for another of its own is no hop."""
     count = len(graph.steps)

@@ -16,7 +16,7 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints
 from verify.cold import FirstUses, first_uses
-from verify.matching import RECEIVES, SENDS, Matching, match
+from verify.matching import RECEIVES, SENDS, Matching, match, without
 from verify.transports import Communicators, Transport
 
 
@@ -194,7 +194,7 @@ def _never(case: _Case) -> Ints:
     kinds = RECEIVES if case.transport.buffered else SENDS + RECEIVES
     left = left[np.isin(case.calls.kind[left], kinds)]
     waits = np.flatnonzero(case.calls.kind == CallKind.WAIT)
-    idle = np.setdiff1d(waits, requests_waited(case.calls)[0])
+    idle = without(case.calls, waits, requests_waited(case.calls)[0])
     never: Ints = len(case.steps) * Event.FINISH + case.steps.of_row[np.concatenate((left, idle))]
     return never
 

@@ -12,17 +12,27 @@ from pipedsl.program import COMPUTE, Ints, Kind, Program
 from verify.matching import SENDS
 
 
-def check_lifetimes(program: Program, calls: Calls) -> list[Diagnostic]:
-    """What is wrong with non-blocking calls whose requests are all waited for once, as the calls of this program."""
-    if not isinstance(calls.tags, MessageTags) or len(calls.tags) != 2 * cells(program):
-        return [Diagnostic("PD209", "the calls do not name their messages as the program does", program.header_span)]
-    computes = np.flatnonzero(calls.kind == CallKind.COMPUTE)
+def check_correspondence(program: Program, calls: Calls) -> list[Diagnostic]:
+    """Whether the calls run this program's operations, on its ranks and in its order, and name its messages."""
     rows = np.flatnonzero(np.isin(program.kind, COMPUTE))
-    same_order = len(computes) == len(rows) and bool((calls.op[computes] == rows).all())
-    if not same_order or (calls.rank_of()[computes] != program.rank_of()[rows]).any():
-        return [Diagnostic("PD209", "the calls do not run the program's operations in its order", program.header_span)]
+    computes = np.flatnonzero(calls.kind == CallKind.COMPUTE)
+    if (
+        calls.ranks == program.ranks
+        and bool((calls.op < len(program)).all())
+        and np.array_equal(calls.op[computes], rows)
+        and np.array_equal(calls.rank_of()[computes], program.rank_of()[rows])
+        and isinstance(calls.tags, MessageTags)
+        and len(calls.tags) == 2 * cells(program)
+    ):
+        return []
+    return [Diagnostic("PD209", "these are not calls of this program", program.header_span)]
+
+
+def check_lifetimes(program: Program, calls: Calls) -> list[Diagnostic]:
+    """What is wrong with calls that correspond to the program and wait once for every request."""
+    rows = np.flatnonzero(np.isin(program.kind, COMPUTE))
     at: Ints = np.full(len(program), -1, np.int64)  # the call of each operation
-    at[rows] = computes
+    at[rows] = np.flatnonzero(calls.kind == CallKind.COMPUTE)
     wait, issue = requests_waited(calls)
     done: Ints = np.full(len(calls), -1, np.int64)  # the wait for each request
     done[issue] = wait

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipedsl.calls import CallKind, Calls
 from pipedsl.program import Ints
-from verify.transports import Communicators, Transport
+from verify.transports import BY_NAME, Communicators, Transport
 
 SENDS = (CallKind.SEND, CallKind.ISEND)
 RECEIVES = (CallKind.RECV, CallKind.IRECV)
@@ -45,7 +45,22 @@ def match(calls: Calls, transport: Transport) -> Matching:
     recv, recv_number = _numbered(rows[~sends], key[~sends], len(rows))
     _, at_send, at_recv = np.intersect1d(send_number, recv_number, assume_unique=True, return_indices=True)
     met = np.concatenate((send[at_send], recv[at_recv]))
-    return Matching(send[at_send], recv[at_recv], np.setdiff1d(rows, met, assume_unique=True))
+    return Matching(send[at_send], recv[at_recv], without(calls, rows, met))
+
+
+def match_alike(calls: Calls) -> bool:
+    """Whether every message is matched, and to the same one by its tag and by order alone (batches aside)."""
+    by_tag, by_order = match(calls, BY_NAME["gloo"]), match(calls, BY_NAME["nccl-eager"])
+    same_tags = calls.tag[by_order.send] == calls.tag[by_order.recv]
+    return not len(by_tag.left) and not len(by_order.left) and bool(same_tags.all())
+
+
+def without(calls: Calls, rows: Ints, others: Ints) -> Ints:
+    """Those of `rows`, in their order, that are not among `others`."""
+    gone = np.zeros(len(calls), bool)
+    gone[others] = True
+    left: Ints = rows[~gone[rows]]
+    return left
 
 
 def _numbered(rows: Ints, key: Ints, stride: int) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints, Program
 from verify.counterexample import span_of
-from verify.matching import SENDS, channels, match
+from verify.matching import SENDS, channels, match, without
 from verify.transports import BY_NAME, Transport
 from verify.wording import and_more
 
@@ -26,10 +26,11 @@ def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
     waits = np.flatnonzero(calls.kind == CallKind.WAIT)
     order = np.lexsort((waits, calls.request[waits], rank[waits]))
     again = waits[order][1:][(np.diff(rank[waits][order]) == 0) & (np.diff(calls.request[waits][order]) == 0)]
+    idle = without(calls, waits, wait)
     faults = (
-        (np.setdiff1d(issues, issue), "is never waited for"),
-        (np.setdiff1d(waits, wait), "waits for a request that is never made"),
-        (np.setdiff1d(again, np.setdiff1d(waits, wait)), "waits for a request that was waited for before"),
+        (without(calls, issues, issue), "is never waited for"),
+        (idle, "waits for a request that is never made"),
+        (without(calls, np.sort(again), idle), "waits for a request that was waited for before"),
         (np.unique(wait[wait < issue]), "comes before the request that it waits for"),
     )
     found = []

@@ -15,7 +15,7 @@ from pipedsl.diagnostics import Diagnostic, Label, Span
 from pipedsl.program import COMPUTE, Ints, Kind, Program
 from pipedsl.simulate import Stuck, Timeline, simulate
 from verify.communication import check_communication
-from verify.wording import and_more, counted_list, first_few, plural, rank_span
+from verify.wording import and_more, counted_list, first_few, rank_span, there_are
 
 MOST_FINDINGS = 20
 
@@ -54,8 +54,8 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
     elsewhere[known] = placement[program.replica[known], program.stage[known]] != program.rank_of()[known]
     found = []
     for bad, code, what in (
-        (no_stage, "PD204", f"does not exist: there are {plural(program.stages, 'stage')}"),
-        (no_microbatch, "PD205", f"does not exist: there are {plural(program.microbatches, 'microbatch')}"),
+        (no_stage, "PD204", f"does not exist: {there_are(program.stages, 'stage')}"),
+        (no_microbatch, "PD205", f"does not exist: {there_are(program.microbatches, 'microbatch')}"),
         (elsewhere, "PD204", "runs on a rank that does not hold its stage"),
     ):
         rows = np.flatnonzero(bad)

@@ -19,9 +19,9 @@ def and_more(count: int) -> str:
     return f" (and {count} more)" if count > 0 else ""
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 stage`, `3 stages`, `2 microbatches`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{_ending(noun)}"
+def there_are(count: int, noun: str) -> str:
+    """`there is 1 stage`, `there are 3 stages`, `there are 2 microbatches`."""
+    return f"there is 1 {noun}" if count == 1 else f"there are {count} {noun}{_ending(noun)}"
 
 
 def first_few(values: Sequence[int], count: int) -> str:

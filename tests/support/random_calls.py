@@ -1,0 +1,49 @@
+"""Random small Calls, about half of which hang somewhere."""
+
+from __future__ import annotations
+
+import random
+
+
+def random_calls(seed: int, largest: int = 4) -> dict:
+    """A document as in the case files: every message's two ends in about the same order, then some disorder."""
+    draw = random.Random(seed)
+    ranks = draw.randint(2, 4)
+    ends: list[list[list]] = [[] for _ in range(ranks)]
+    for number in range(draw.randint(1, largest + ranks)):
+        source, target = draw.sample(range(ranks), 2)
+        tag = f"t{number}" if draw.random() < 0.8 else "t"
+        ends[source].append(["isend", target, tag])
+        ends[target].append(["irecv", source, tag])
+    disorder, batching = draw.choice((0.0, 0.1, 0.3)), draw.choice((0, 0, 0, 1, 0.5))
+    return {"ranks": [_rank(draw, calls, disorder, batching) for calls in ends]}
+
+
+def _rank(draw: random.Random, calls: list[list], disorder: float, batching: float) -> list:
+    for at in range(len(calls) - 1):
+        if draw.random() < disorder:
+            calls[at], calls[at + 1] = calls[at + 1], calls[at]
+    if calls and draw.random() < 0.04:
+        calls.pop(draw.randrange(len(calls)))
+    blocking = draw.choice((0, 0, 0.3))
+    written: list = []
+    open_requests: list[int] = []
+    requests = 0
+    rest = calls[:]
+    while rest:
+        if draw.random() < batching:
+            size = draw.randint(1, 3)
+            written.append(["batch", rest[:size]])
+            rest = rest[size:]
+        elif draw.random() < blocking:
+            name, peer, tag = rest.pop(0)
+            written.append([name[1:], peer, tag])
+            continue
+        else:
+            written.append(rest.pop(0))
+        open_requests.append(requests)
+        requests += 1
+        while open_requests and draw.random() < 0.5:
+            written.append(["wait", open_requests.pop(draw.randrange(len(open_requests)))])
+    written += [["wait", k] for k in open_requests if draw.random() < 0.9]
+    return written
