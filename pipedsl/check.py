@@ -386,7 +386,10 @@ class _Checker:
         if known in COSTS or known in METRICS:
             if not scope.claims:
                 what = "cost" if known in COSTS else "metric"
-                self.say("PD107", f"the {what} `{known}` may stand in the claims of `expect` only", name.span)
+                help_ = (
+                    "if the operation is meant: a number is wanted here, as in `A * n B`" if len(known) == 1 else None
+                )
+                self.say("PD107", f"the {what} `{known}` may stand in the claims of `expect` only", name.span, help_)
             return "number"
         if known in self.functions or known in BUILTINS or known in RANK_METRICS:
             self.say("PD108", f"`{known}` is a function and needs its arguments", name.span, f"write `{known}(...)`")
