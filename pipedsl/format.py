@@ -73,6 +73,12 @@ class _Layout:
             i = bisect_left(self.comment_starts, position) - 1
         return position
 
+    def _closing(self, body: syntax.Word) -> int:
+        """Where the brace of the block stands that holds `body`."""
+        if isinstance(body, syntax.Sequence) and not body.items:  # its span is the block's own
+            return body.span.end - 1
+        return self._find("}", body.span.end)
+
     # ------------------------------------------------------------- lines and comments
 
     def _line(self, text: str, depth: int) -> None:
@@ -271,14 +277,14 @@ class _Layout:
                 opening = self._find("{", stop.span.end)
                 return self._has_break(opening, word.span.end) or self._has_comment(word.span.start, opening)
             case syntax.If(condition, then, orelse):
-                if self._has_break(self._find("{", condition.span.end), self._find("}", then.span.end)):
+                if self._has_break(self._find("{", condition.span.end), self._closing(then)):
                     return True
                 if orelse is None:
                     return False
                 if isinstance(orelse, syntax.If):
                     return self._is_broken(orelse)
-                start = self._find("{", self._find("}", then.span.end))
-                return self._has_break(start, self._find("}", orelse.span.end))
+                start = self._find("{", self._closing(then))
+                return self._has_break(start, self._closing(orelse))
             case _:
                 return False
 
@@ -303,17 +309,19 @@ class _Layout:
         head = f"if {unparse.expression(word.condition)} {{"
         while True:
             self._line(head, depth)
-            closing = self._find("}", max(opening, word.then.span.end - 1))
+            closing = self._closing(word.then)
             self._block(word.then, opening, closing, depth)
             if word.orelse is None:
                 break
             if not isinstance(word.orelse, syntax.If):
-                self._line("} else {", depth)
                 opening = self._find("{", closing)
-                self._block(word.orelse, opening, self._find("}", max(opening, word.orelse.span.end - 1)), depth)
+                self._comments_until(opening, depth + 1)
+                self._line("} else {", depth)
+                self._block(word.orelse, opening, self._closing(word.orelse), depth)
                 break
             word = word.orelse
             opening = self._find("{", word.condition.span.end)
+            self._comments_until(opening, depth + 1)
             head = f"}} else if {unparse.expression(word.condition)} {{"
         self._line("}", depth)
 

@@ -22,12 +22,12 @@ def read_source(name: str, data: bytes, limits: Limits = Limits()) -> Source:
         raise DiagnosticError(
             [Diagnostic("PD101", f"{name} has {len(data)} bytes, more than the limit of {limits.source_bytes}")]
         )
+    content = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:
-        text, message = data.decode("utf-8-sig"), ""
+        text, message = content.decode(), ""
     except UnicodeDecodeError as error:
-        good = data[: error.start].removeprefix(b"\xef\xbb\xbf").decode() if error.start >= 3 else ""
-        good = good or data[: error.start].decode("utf-8", "ignore")
-        text, message = good, f"this is not UTF-8 text: byte 0x{data[error.start]:02x} is not a character"
+        text = content[: error.start].decode()
+        message = f"this is not UTF-8 text: byte 0x{content[error.start]:02x} is not a character"
     if not message and "\0" in text:
         text, message = text[: text.index("\0")], "the file holds a NUL byte, so it is not a text"
     if message:
