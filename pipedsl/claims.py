@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pipedsl.check import COSTS, METRICS, RANK_METRICS, RANK_VARIABLE
-from pipedsl.cost_proofs import INSIDE, Domain, Facts, Vector, bounded, compared
+from pipedsl.cost_proofs import Domain, Facts, Vector, bounded, compared
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
 from pipedsl.evaluate import Budget, Evaluator, Intrinsic, Value, as_int, as_truth, fail, nodes, show
 from pipedsl.program import Costs, Program
@@ -22,6 +22,8 @@ from pipedsl.syntax import Binary, Call, Claim, Compare, ExpectBlock, Expr, Func
 
 FLIPPED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 SCALES = (1, 1_000, 1_000_000_000)
+POINTS = ((2, 3, 5, 7), (7, 5, 3, 2), (1, 10, 100, 30), (30, 1, 7, 100))
+"""Costs to try a claim at, beside those along the axes."""
 
 
 def check_claims(
@@ -323,7 +325,7 @@ def _samples(domain: Domain) -> Iterator[Vector]:
     for scale in SCALES:
         for k in range(count):
             yield (*(Fraction(scale * (i == k)) for i in range(count)), Fraction(1))
-    for point in INSIDE[1:]:
+    for point in POINTS:
         yield (*(Fraction(value) for value in point[:count]), Fraction(1))
     for k in range(count):
         yield (*(Fraction(int(i != k)) for i in range(count)), Fraction(1))

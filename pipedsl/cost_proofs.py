@@ -18,41 +18,43 @@ more direction, the last, whose factor is 1 in the claim (and, for a closed ineq
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
-from pipedsl.program import Costs, Kind, Program
+from pipedsl.program import COMPUTE, Costs, Kind, Program
 from pipedsl.simulate import Metrics
 from pipedsl.symbolic import Ratio
 
 Vector = tuple[Fraction, ...]
 """A value for every named cost, then the factor of all others."""
 
-STEP = Fraction(1, 1024)
+STEP = Fraction(1, 1 << 20)
 INSIDE: tuple[tuple[int, ...], ...] = (
-    (1, 1, 1, 1, 1),
-    (2, 3, 5, 7, 1),
-    (7, 5, 3, 2, 4),
-    (1, 10, 100, 30, 3),
-    (30, 1, 7, 100, 3),
+    (1009, 701, 433, 293, 587),
+    (401, 1013, 89, 7, 59),
+    (97, 211, 1021, 31, 61),
+    (503, 499, 509, 11, 521),
 )
-"""Points where subgradients are taken; the first entries of each are used."""
+"""Points where subgradients are taken; the first entries of each are used. Few paths are equally long there."""
 
 
 @dataclass(frozen=True)
 class Domain:
     """The costs that a claim leaves open, each >= 0 and the same for every stage; the others are as the file has them.
 
-    `names` are the independent ones. `split`: B means I + W, as the program or the claim has I or W.
+    `names` are the independent ones. `split`: B means I + W, as the program or the claim has I or W. `kinds`: those of
+    the program's computations.
     """
 
     names: tuple[str, ...]
     split: bool
     own: Costs
     stages: int
+    kinds: tuple[Kind, ...]
 
     @staticmethod
     def of(program: Program, named: set[str]) -> Domain:
@@ -60,7 +62,14 @@ class Domain:
         if split and "B" in named:
             named = (named - {"B"}) | {"I", "W"}
         names = tuple(name for name in ("F", "B", "I", "W", "send") if name in named)
-        return Domain(names, split, program.costs, program.stages)
+        kinds = tuple(kind for kind in COMPUTE if (program.kind == kind).any())
+        return Domain(names, split, program.costs, program.stages, kinds)
+
+    @cached_property
+    def others(self) -> bool:
+        """Whether any cost that the claim does not name is more than 0; else their factor changes nothing."""
+        costs = self.costs((*(Fraction(0) for _ in self.names), Fraction(1)))
+        return any(any(costs.of(kind)) for kind in self.kinds) or any(costs.send)
 
     @property
     def directions(self) -> int:
@@ -96,6 +105,8 @@ class Facts:
     runs: dict[Vector, Metrics] = field(default_factory=dict)
 
     def metrics(self, at: Vector) -> Metrics:
+        if not self.domain.others:
+            at = (*at[:-1], Fraction(0))
         known = self.runs.get(at)
         if known is None:
             known = self.runs[at] = self.resimulate(self.domain.costs(at))
@@ -120,22 +131,16 @@ class Facts:
         ones = (Fraction(1),) * self.domain.directions
         return upper if self.value(metric, ones) == sum(upper) else None
 
-    def lower(self, metric: str) -> list[Vector]:
+    def lower(self, metric: str) -> Iterator[Vector]:
         """Linear forms proved to be below the metric everywhere."""
-        found: list[Vector] = []
         if not self.convex(metric):
-            return found
-        directions = self.domain.directions
+            return
         for point in INSIDE:
-            at = tuple(Fraction(point[k]) for k in range(directions))
+            at = tuple(Fraction(point[k]) for k in range(self.domain.directions))
             value = self.value(metric, at)
-            form = []
-            for k in range(directions):
-                beside = tuple(x + STEP if i == k else x for i, x in enumerate(at))
-                form.append((self.value(metric, beside) - value) / STEP)
-            if sum(x * u for x, u in zip(at, form, strict=True)) == value and tuple(form) not in found:
-                found.append(tuple(form))
-        return found
+            form = tuple((self.value(metric, beside) - value) / STEP for beside in _steps(at))
+            if sum(x * u for x, u in zip(at, form, strict=True)) == value:
+                yield form
 
     def origin(self) -> bool:
         """Whether something still takes time when every named cost is 0, so that the claim is about that point too."""
@@ -151,6 +156,12 @@ class Facts:
         busy = self.busy()
         most = tuple(max(column) for column in zip(*busy, strict=True))
         return most if most in busy else None
+
+
+def _steps(at: Vector) -> Iterator[Vector]:
+    """The points beside one, a step up in each direction."""
+    for k in range(len(at)):
+        yield tuple(x + STEP if i == k else x for i, x in enumerate(at))
 
 
 def starts_are_paths(program: Program) -> bool:
