@@ -7,6 +7,7 @@ launched all or nothing, so everything that one call takes part in is one barrie
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,12 @@ from pipedsl.program import Ints
 from verify.matching import SENDS
 from verify.transports import Communicators, Transport
 
-_Use = tuple[str, tuple[int | None, ...]]  # what is used for the first time, and the rows (None: a rank never does)
+# What a warm-up connects: ("pair", a, b) or ("group", a, b), ranks a < b, on their own communicator or the group's.
+# ("group", -1, -1) makes the group's communicator and connects nobody.
+Edge = tuple[str, int, int]
+GROUP: Edge = ("group", -1, -1)
+# The edge, what is used for the first time, and the rows (None: a rank never does).
+_Use = tuple[Edge, str, tuple[int | None, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +30,7 @@ class FirstUses:
     """`step[k]` takes part in `barrier[k]`, of which there are `count`; `impossible` ones lack a participant.
 
     `gathered`: what each single use is of, and its steps. `lacking`: the same for those that some rank never makes.
+    `edges`: what each of `gathered` connects.
     """
 
     step: Ints
@@ -32,6 +39,13 @@ class FirstUses:
     impossible: Ints
     gathered: tuple[tuple[str, tuple[int, ...]], ...]
     lacking: tuple[tuple[str, tuple[int, ...]], ...]
+    edges: tuple[Edge, ...]
+
+    def edges_at(self, steps: Collection[int]) -> set[Edge]:
+        """What the first uses that any of these steps takes part in connect."""
+        return {
+            edge for edge, (_, own) in zip(self.edges, self.gathered, strict=True) if not set(own).isdisjoint(steps)
+        }
 
     def path(self, step: int, other: int) -> list[tuple[int, str, int]]:
         """The shortest chain of single uses that holds `step` until `other` is reached: (step, use, next step)."""
@@ -51,9 +65,17 @@ class FirstUses:
         return chain[::-1]
 
 
-def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUses:
-    """The barriers of a cold transport, found from the first row of every kind of use on every rank."""
+def first_uses(
+    calls: Calls, transport: Transport, step_of_row: Ints, warm: frozenset[Edge] = frozenset()
+) -> FirstUses:
+    """The barriers of a cold transport, found from the first row of every kind of use on every rank.
+
+    `warm`: edges that were used before. One of the group's has made the group's communicator too.
+    """
+    if any(edge[0] == "group" for edge in warm):
+        warm |= {GROUP}
     uses = [*_directions(calls, transport), *_communicators(calls, transport)]
+    uses = [use for use in uses if use[0] not in warm]
     group: dict[int, int] = {}  # union-find over steps
 
     def root(step: int) -> int:
@@ -62,7 +84,7 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
         return step
 
     lacking, gathered = [], []
-    for what, rows in uses:
+    for _, what, rows in uses:
         steps = [int(step_of_row[row]) for row in rows if row is not None]
         gathered.append((what, tuple(steps)))
         for step in steps:
@@ -79,6 +101,7 @@ def first_uses(calls: Calls, transport: Transport, step_of_row: Ints) -> FirstUs
         np.array(sorted({number[root(steps[0])] for _, steps in lacking}), np.int64),
         tuple(gathered),
         tuple(lacking),
+        tuple(edge for edge, _, _ in uses),
     )
 
 
@@ -100,12 +123,17 @@ def _directions(calls: Calls, transport: Transport) -> list[_Use]:
     rows = _talks(calls)
     rank, peer = calls.rank_of()[rows], calls.peer[rows]
     sends = np.isin(calls.kind[rows], SENDS)
+    by_pair = transport.communicators is not Communicators.WORLD
     batched = (calls.batch[rows] >= 0) & (transport.communicators is Communicators.PAIR)
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     first = _first_rows(calls, rows, batched, source, target, sends)
     uses = dict.fromkeys(use[:3] for use in first)
     return [
-        (f"the direction from rank {use[1]} to rank {use[2]}", (first.get((*use, 1)), first.get((*use, 0))))
+        (
+            ("pair" if by_pair and not use[0] else "group", min(use[1:]), max(use[1:])),
+            f"the direction from rank {use[1]} to rank {use[2]}",
+            (first.get((*use, 1)), first.get((*use, 0))),
+        )
         for use in uses
     ]
 
@@ -120,10 +148,11 @@ def _communicators(calls: Calls, transport: Transport) -> list[_Use]:
     first = _first_rows(calls, single[0], single[1], single[2])
     pairs = {(min(pair), max(pair)) for pair in first}
     gathered: list[_Use] = [
-        (f"the communicator of ranks {a} and {b}", (first.get((a, b)), first.get((b, a)))) for a, b in sorted(pairs)
+        (("pair", a, b), f"the communicator of ranks {a} and {b}", (first.get((a, b)), first.get((b, a))))
+        for a, b in sorted(pairs)
     ]
     if batched.any():
         of_rank = _first_rows(calls, rows[batched], rank[batched])
         rows_of_all = tuple(of_rank.get((number,)) for number in range(calls.ranks))
-        gathered.append(("the communicator of the group", rows_of_all))
+        gathered.append((GROUP, "the communicator of the group", rows_of_all))
     return gathered

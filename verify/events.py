@@ -6,8 +6,8 @@ host has launched it, it starts, it finishes (a WAIT only finishes). The rules a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy as np
 from pipedsl.calls import CallKind, Calls
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints
-from verify.cold import FirstUses, first_uses
-from verify.matching import RECEIVES, SENDS, Matching, match, without
+from verify.cold import Edge, FirstUses, first_uses
+from verify.matching import RECEIVES, SENDS, Matching, channels, match, without
 from verify.transports import Communicators, Transport
 
 
@@ -79,6 +79,19 @@ class EventGraph:
     uses: FirstUses | None
 
 
+@dataclass(frozen=True)
+class Assumed:
+    """What is assumed of a transport beyond what it promises.
+
+    `warm`: edges that were used before. `buffers`: how many messages the channel (source, destination) has room for;
+    its sends take the places in turn, so one finishes once the message that had its place before is received.
+    """
+
+    warm: frozenset[Edge] = frozenset()
+    buffers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+NOTHING = Assumed()
 Edges = tuple[Rule, Ints, Ints]  # the rule, later events, sooner events
 
 
@@ -102,16 +115,17 @@ class _Case:
     transport: Transport
     steps: Steps
     matching: Matching
+    buffers: Mapping[tuple[int, int], int]
 
 
-def event_graph(calls: Calls, transport: Transport) -> EventGraph:
+def event_graph(calls: Calls, transport: Transport, assumed: Assumed = NOTHING) -> EventGraph:
     """All events and edges. Linear in the number of calls, but for sorting."""
-    case = _Case(calls, transport, steps_of(calls), match(calls, transport))
+    case = _Case(calls, transport, steps_of(calls), match(calls, transport), assumed.buffers)
     count = len(case.steps)
     edges = [edge for rule in RULES for edge in rule(case)]
     never = _never(case)
     ends = count * Event.FINISH + np.flatnonzero(case.steps.blocks)
-    uses = first_uses(calls, transport, case.steps.of_row) if transport.cold else None
+    uses = first_uses(calls, transport, case.steps.of_row, assumed.warm) if transport.cold else None
     if uses is not None:
         edges += _host(case, uses)
         never = np.concatenate((never, count * Event.BARRIER + uses.impossible))
@@ -167,9 +181,25 @@ def _matches(case: _Case) -> list[Edges]:
     count = len(case.steps)
     send, recv = case.steps.of_row[case.matching.send], case.steps.of_row[case.matching.recv]
     edges = [(Rule.MATCH, count * Event.FINISH + recv, send)]
-    if not case.transport.buffered:
-        edges.append((Rule.MATCH, count * Event.FINISH + send, recv))
-    return edges
+    if case.transport.buffered:
+        return edges
+    if case.buffers:
+        send, recv = _later_sends(case)
+    return [*edges, (Rule.MATCH, count * Event.FINISH + send, recv)]
+
+
+def _later_sends(case: _Case) -> tuple[Ints, Ints]:
+    """Steps: each send that waits for a receive, and that receive, where channels have room for some messages."""
+    order = np.argsort(case.matching.send, kind="stable")
+    sends, receives = case.matching.send[order], case.matching.recv[order]
+    channel, ranks = channels(case.calls, sends), case.calls.ranks
+    waiting: Ints = np.arange(len(sends))
+    for (source, target), room in case.buffers.items():
+        own = np.flatnonzero(channel == source * ranks + target)
+        waiting[own[:room]] = -1
+        waiting[own[room:]] = own[: max(len(own) - room, 0)]
+    kept = waiting >= 0
+    return case.steps.of_row[sends[kept]], case.steps.of_row[receives[waiting[kept]]]
 
 
 def _own(case: _Case) -> list[Edges]:
