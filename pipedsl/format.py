@@ -47,6 +47,7 @@ class _Layout:
         self.lines: list[str] = []
         self.prefix = ""  # of the next line that is no comment
         self.opened = True  # the last line opens a block, or there is none
+        self.commented = False  # the last line is or ends with a comment
 
     # ------------------------------------------------------------- the source's layout
 
@@ -79,18 +80,26 @@ class _Layout:
             return body.span.end - 1
         return self._find("}", body.span.end)
 
+    def _group_end(self, body: syntax.Word) -> int:
+        """Where the parenthesis stands that closes the group of `body`."""
+        if isinstance(body, syntax.Sequence | syntax.Shuffle):
+            return body.span.end - 1
+        return self._find(")", body.span.end)
+
     # ------------------------------------------------------------- lines and comments
 
     def _line(self, text: str, depth: int) -> None:
         self.lines.append(_INDENT * depth + self.prefix + text)
         self.prefix = ""
         self.opened = text.endswith(("{", "("))
+        self.commented = False
 
     def _comment(self, depth: int) -> None:
         """The next comment on a line of its own."""
         self.lines.append(_INDENT * depth + self.comments[self.placed].text)
         self.placed += 1
         self.opened = False
+        self.commented = True
 
     def _blank(self, position: int) -> None:
         """A blank line if the author has one before `position`, but none at the start of a block or the text."""
@@ -112,12 +121,14 @@ class _Layout:
 
     def _trailing(self, end: int) -> None:
         """The comment behind what ends at `end`, on the last line."""
-        if self.placed == len(self.comments):
+        if self.placed == len(self.comments) or self.commented:
             return
         comment = self.comments[self.placed]
-        if not comment.own_line and not self._has_break(end, comment.span.start):
+        # Nothing else may stand between, but the `||` that goes to the next line.
+        if not comment.own_line and not self.text[end : comment.span.start].strip(" \t\r\f|"):
             self.lines[-1] += f"  {comment.text}"
             self.placed += 1
+            self.commented = True
 
     # ------------------------------------------------------------------------- items
 
@@ -160,10 +171,8 @@ class _Layout:
                 # A comment inside goes below: above it would become documentation.
                 self._start(span, span.start, 0)
                 self._line(_line_of(item), 0)
-                if self._has_comment(span.start, span.end):
-                    self._comments_until(span.end, 0)
-                else:
-                    self._trailing(span.end)
+                self._comments_until(span.end, 0)
+                self._trailing(span.end)
             case _:
                 self._whole(_line_of(item), span)
 
@@ -182,7 +191,7 @@ class _Layout:
             return
         self._start(span, opening, 0)
         self._line(f"{head} {{", 0)
-        self._trailing(opening)
+        self._trailing(opening + 1)
         end = opening
         row = ""
         for entry in entries:
@@ -213,7 +222,7 @@ class _Layout:
 
     def _block(self, body: syntax.Word, opening: int, closing: int, depth: int) -> None:
         """The contents of a broken block, from the comment behind its opening to the last one before its end."""
-        self._trailing(opening)
+        self._trailing(opening + 1)
         self._contents(body, depth + 1)
         self._comments_until(closing, depth + 1)
 
@@ -270,9 +279,9 @@ class _Layout:
                 gaps = zip(ends, (part.span.start for part in parts), strict=True)
                 return any(self._has_break(*gap) for gap in gaps) or any(self._is_broken(part) for part in parts)
             case syntax.Repeat(body):
-                return unparse.needs_group(body) and (
-                    self._is_broken(body) or self._has_comment(body.span.start, body.span.end)
-                )
+                if not unparse.needs_group(body):
+                    return self._is_broken(body)
+                return self._is_broken(body) or self._has_comment(word.span.start, self._group_end(body))
             case syntax.For(_, _, stop, body):
                 opening = self._find("{", stop.span.end)
                 return self._has_break(opening, word.span.end) or self._has_comment(word.span.start, opening)
@@ -337,9 +346,9 @@ class _Layout:
             return
         self._start(span, span.start, depth)
         self._line("(", depth)
-        self._block(word, span.start, word.span.end - 1, depth)
-        self._comments_until(span.end, depth + 1)
+        self._block(word, span.start, self._group_end(word), depth)
         self._line(f"){counts}", depth)
+        self._comments_until(span.end, depth)
 
 
 def _claim(claim: syntax.Claim, first: bool) -> str:

@@ -118,9 +118,9 @@ def _shuffle(parts: _Parts, span: Span) -> syntax.Word:
 
 
 def _group(parts: _Parts, span: Span) -> syntax.Word:
-    # Parentheses are no node; the word's span takes them in.
-    word: syntax.Word = replace(parts[0], span=span)
-    return word
+    # Parentheses are no node. The span of what only they hold together takes them in.
+    word: syntax.Word = parts[0]
+    return replace(word, span=span) if isinstance(word, syntax.Sequence | syntax.Shuffle) else word
 
 
 def _block(parts: _Parts, span: Span) -> syntax.Word:
