@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 import weakref
@@ -64,8 +65,8 @@ class Watch:
         self._plan = plan
         self._wire = wire
         self._timeout = timeout
-        self._store = wire.store(name)  # the thread's own connection
-        self._own_store = wire.store(name)  # the main thread's
+        self._store = wire.store(name, for_thread=True)
+        self._own_store = wire.store(name)
         self._running = threading.Event()
         self._closed = threading.Event()
         self._main_is_back = threading.Event()
@@ -119,14 +120,18 @@ class Watch:
                 self._bring_back(failure)
 
     def _bring_back(self, failure: Report) -> None:
-        self._say_where(self._store)
-        self.failure = failure
         deadline = time.monotonic() + _GRACE
+        self._say_where(self._store, failure)
+        self.failure = failure
+        if self.position.communicating:
+            self._wire.wake(self.position.peer)
+        # Ask the others now: who holds the store may not wait for a rank that is stuck.
+        message = "" if self._main_is_back.wait(_WATCH_POLL / 4) else self._compose(self._store, failure)
         while not self._main_is_back.wait(_WATCH_POLL / 4):
             if not self._running.is_set() or self._closed.is_set():
                 return
             if time.monotonic() > deadline:
-                self._wire.give_up(self._compose(self._store, failure))
+                self._wire.give_up(message)
                 return
             if self.position.communicating:
                 self._wire.wake(self.position.peer)
@@ -144,13 +149,15 @@ class Watch:
             while failure is None and time.monotonic() < deadline:
                 failure = self._look(store)
                 time.sleep(_WATCH_POLL / 10)
+            if failure is not None and failure["why"] == "store":
+                failure = None  # what broke the connection says more
         if failure is None:
             why = "lost" if self.position.communicating else "raised"
-            failure = self._declare(store, why, f"{type(error).__name__}: {error}")
+            failure = self._declare(store, why, _in_short(error))
         self.failure = failure
-        self._say_where(store)
+        self._say_where(store, failure)
         self._message = self._compose(store, failure)
-        self._leave(store)
+        self._leave(store, failure)
         return PipelineError(self._message)
 
     # ---------------------------------------------------------------------- both
@@ -162,7 +169,8 @@ class Watch:
                 return None
             failure: Report = json.loads(store.get("failure"))
         except Exception as error:  # whatever the store's client raises when its server is gone
-            return {**self.position.report(), "rank": self._wire.rank, "why": "store", "text": str(error)}
+            own = self.position.report()
+            return {**own, "rank": self._wire.rank, "why": "store", "text": str(error), "alone": True}
         return failure
 
     def _declare(self, store: Store, why: str, text: str) -> Report:
@@ -171,39 +179,46 @@ class Watch:
         try:
             winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
         except Exception:
-            return {**own, "why": "store" if why == "waited" else why}
+            return {**own, "alone": True}
         return winner
 
-    def _say_where(self, store: Store) -> None:
+    def _say_where(self, store: Store, failure: Report) -> None:
         """Publish where this rank stands, once."""
+        if "alone" in failure:
+            return
         with contextlib.suppress(Exception):
             store.compare_set(f"state/{self._wire.rank}", "", json.dumps(self.position.report()))
 
-    def _gather(self, store: Store) -> dict[int, Report]:
+    def _gather(self, store: Store, failure: Report) -> dict[int, Report]:
         """Where the ranks stand, of all that answer in time."""
         states: dict[int, Report] = {}
+        expected = set(range(self._wire.size)) - ({failure["peer"]} if failure["why"] == "lost" else set())
         deadline = time.monotonic() + _GATHER
         with contextlib.suppress(Exception):
-            while len(states) < self._wire.size and time.monotonic() < deadline:
+            while not expected <= states.keys() and time.monotonic() < deadline:
                 for rank in range(self._wire.size):
                     if rank not in states and store.check([f"state/{rank}"]):
                         states[rank] = json.loads(store.get(f"state/{rank}"))
                 time.sleep(_WATCH_POLL / 10)
-            store.add("left", 1)
         return states
 
-    def _leave(self, store: Store) -> None:
-        """The rank whose process holds the store goes last, or the others could not read it."""
+    def _leave(self, store: Store, failure: Report) -> None:
+        """The process that holds the store goes last, or the others could not read it."""
+        if "alone" in failure:
+            return
         deadline = time.monotonic() + _GATHER
         with contextlib.suppress(Exception):
-            while self._wire.hosts_store and store.add("left", 0) < self._wire.size and time.monotonic() < deadline:
+            store.set(f"left/{self._wire.rank}", "")
+            staying = set(range(self._wire.size)) if self._wire.hosts_store else set()
+            while staying and time.monotonic() < deadline:
+                staying = {r for r in staying if store.check([f"state/{r}"]) and not store.check([f"left/{r}"])}
                 time.sleep(_WATCH_POLL / 10)
 
     def _compose(self, store: Store, failure: Report) -> str:
-        states = self._gather(store)
+        states = {} if "alone" in failure else self._gather(store, failure)
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
-        silent = [rank for rank in range(self._wire.size) if rank not in states]
+        silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]
         if failure["why"] == "raised":
             head = f"rank {origin} failed at {failure['where']}: {failure['text']}"
         elif failure["why"] == "lost":
@@ -211,8 +226,8 @@ class Watch:
             head = f"rank {origin} lost its connection to rank {peer} at {failure['where']}: {failure['text']}"
             involved.add(peer)
         elif failure["why"] == "store":
-            head = f"rank {origin} lost the store that the ranks share (is its process dead?) at {failure['where']}"
-            silent = []  # nobody could be asked
+            head = f"{self._wire.store_host}, which holds the ranks' store, is gone"
+            head += f"; rank {origin} stood at {failure['where']}"
         else:
             culprit = _end_of_chain(origin, failure, states)
             involved.add(culprit)
@@ -228,6 +243,8 @@ class Watch:
         if silent:
             names = ", ".join(map(str, silent))
             lines.append(f"  no answer from rank {names} (dead, stopped, or not in step())")
+        if "alone" in failure and failure["why"] != "store":
+            lines.append(f"  the others could not be asked: {self._wire.store_host}, which holds their store, is gone")
         lines.append(f"  this is rank {self._wire.rank}")
         return "\n".join(lines)
 
@@ -246,3 +263,10 @@ def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:
 def close_with(owner: Any, watch: Watch) -> None:
     """End the watch's thread when `owner` is dropped, or with the process."""
     weakref.finalize(owner, watch.close)
+
+
+def _in_short(error: BaseException) -> str:
+    """An error in one line, without the places in torch's sources and the advice that gloo adds."""
+    first = (str(error).splitlines() or [""])[0]
+    first = re.sub(r"^\[[^]]*\] ", "", first).split(". This is typically")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

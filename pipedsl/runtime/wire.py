@@ -24,15 +24,17 @@ class Wire(Protocol):
     """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
 
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
+    `store_host`: who holds the store, in words; `hosts_store`: this process does.
     """
 
     rank: int
     size: int
     in_order: bool
     hosts_store: bool
+    store_host: str
 
-    def store(self, name: str) -> Store:
-        """A store that all ranks share, under keys of its own; usable beside the ones given out before."""
+    def store(self, name: str, *, for_thread: bool = False) -> Store:
+        """A store that all ranks share, under keys of its own. `for_thread`: usable while the main thread is stuck."""
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Begin to send; the result has `wait()`. The tensor must not change before that."""
@@ -62,14 +64,20 @@ class TorchWire:
             raise RuntimeError("this process is not in the process group that the Pipeline was given")
         self.size = dist.get_world_size(chosen)
         self.in_order = device.type != "cpu"
-        self.hosts_store = dist.get_rank() == 0
+        with_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self.hosts_store = dist.get_rank() == 0 and not with_agent
+        self.store_host = "torchrun's agent" if with_agent else "the process of global rank 0"
         self._device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def store(self, name: str) -> Store:
+    def store(self, name: str, *, for_thread: bool = False) -> Store:
         shared: Store = dist.distributed_c10d._get_default_store()
-        return PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared.clone())
+        if for_thread and self.in_order:
+            # NCCL keeps the store's connection to itself while it sets up a communicator. Where that does not happen
+            # the connection is shared: a new one can take seconds.
+            shared = shared.clone()
+        return PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared)
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return dist.isend(tensor, group=self._group, group_dst=peer, tag=tag)

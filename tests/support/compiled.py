@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipedsl.calls import Calls
-from pipedsl.diagnostics import Source
+from pipedsl.diagnostics import DiagnosticError, Source
 from pipedsl.emit import emit
 from pipedsl.expand import expand
 from pipedsl.library import find
@@ -56,6 +56,17 @@ def build(schedule: str, **params: int) -> tuple[Source, Program, Calls]:
     source = source_of(schedule)
     program = expand(parse(source), params)
     return source, program, lower(program, simulate(program))
+
+
+def admitted(schedule: str, **params: int) -> bool:
+    """False where the schedule's own `require` refuses the parameters; anything else that is wrong is raised."""
+    try:
+        build(schedule, **params)
+    except DiagnosticError as error:
+        if {each.code for each in error.diagnostics} != {"PD112"}:
+            raise
+        return False
+    return True
 
 
 def emitted(schedule: str, **params: int) -> str:

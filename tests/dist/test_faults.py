@@ -1,0 +1,113 @@
+"""A fault on one rank ends every rank, in time, with a message that names rank, operation and line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import compiled
+from tests.support.launch import Outcome, launch
+
+pytestmark = pytest.mark.dist
+
+WORKER = Path(__file__).parent / "workers" / "faults.py"
+RANKS = 3
+TIMEOUT = 2.0  # of the worker's pipeline
+START = 20.0  # for processes to start on a busy machine
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled.compile_to(tmp_path_factory.mktemp("faults") / "x.py", compiled.ONE_F_ONE_B, p=RANKS, m=4)
+
+
+def run(pipeline: Path, fault: str, victim: int, *, survivors_only: bool = False) -> list[Outcome]:
+    """The outcomes; without the victim's where that cannot end by itself."""
+
+    def wait_for_survivors(processes: list, output_of: Callable[[int], str]) -> None:
+        deadline = time.monotonic() + START + TIMEOUT + 10
+        while time.monotonic() < deadline and any(
+            process.poll() is None for rank, process in enumerate(processes) if rank != victim
+        ):
+            time.sleep(0.05)
+        processes[victim].kill()
+
+    outcomes = launch(
+        WORKER,
+        RANKS,
+        [str(pipeline), f"{fault}:{victim}"],
+        timeout=START + TIMEOUT + 15,
+        meddle=wait_for_survivors if survivors_only else None,
+    )
+    return [outcome for rank, outcome in enumerate(outcomes) if not (survivors_only and rank == victim)]
+
+
+# What every rank says. After each of these the processes live on, and go on with a new process group.
+ERRORS = {
+    "raise:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): ValueError: a fault made on purpose",
+    "raise:0": "rank 0 failed at F of stage 0, microbatch 1 (test.sched:6): ValueError: a fault made on purpose",
+    "backward:0": "rank 0 failed at B of stage 0, microbatch 0 (test.sched:7): ZeroDivisionError",
+    "shape:1": "stage 1 returned (float32 [2, 3] with gradient) for microbatch 1, but the ranks agreed on",
+    "rows:2": "rank 2 failed at beginning a step: ValueError: targets has 9 rows, which m = 4 microbatches",
+    "first rows:0": "rank 0 failed at beginning a step: ValueError: the batch has 9 rows, which m = 4 microbatches",
+    "chunks:1": "rank 1: 2 stage modules given, but the schedule puts 1 here",
+    "file:2": "another compiled file",
+    "interrupt:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): KeyboardInterrupt",
+    "late:1": "leads to rank 1, which does not answer",
+}
+
+
+def test_an_error_reaches_every_rank(pipeline: Path) -> None:
+    outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=150)
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.returncode == 0, outcome.output
+        _, *answers = outcome.output.split("CASE ")
+        said = dict(answer.split("\n", 1) for answer in answers)
+        assert said.keys() == ERRORS.keys()
+        for case, expected in ERRORS.items():
+            if (case, rank) == ("interrupt:1", 1):
+                expected = "INTERRUPTED"  # stays what it is where it came from
+            if (case, rank) == ("late:1", 1):
+                expected = "nothing happened for 2 s"
+            assert expected in said[case], (rank, said[case])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
+    """Rank 0 holds the store, so with it goes the way to ask the others."""
+    outcomes = run(pipeline, "kill", victim)
+    assert outcomes[victim].returncode == -9
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            assert outcome.returncode == 0, outcome.output
+            lost = f"lost its connection to rank {victim} at wait for "
+            gone = "the process of global rank 0, which holds the ranks' store, is gone"
+            assert lost in outcome.output or (victim == 0 and gone in outcome.output)
+            assert "(test.sched:" in outcome.output
+
+
+def test_a_stopped_rank_is_named(pipeline: Path) -> None:
+    for outcome in run(pipeline, "stop", 1, survivors_only=True):
+        assert outcome.returncode == 0, outcome.output
+        assert "nothing happened for 2 s" in outcome.output
+        assert "leads to rank 1, which does not answer" in outcome.output
+        assert "no answer from rank 1" in outcome.output
+        assert "was at wait for" in outcome.output
+        assert "(test.sched:7)" in outcome.output
+
+
+def test_a_rank_stuck_in_its_module_ends_too(pipeline: Path) -> None:
+    outcomes = run(pipeline, "hang", 1)
+    assert [outcome.returncode for outcome in outcomes] == [0, 1, 0]
+    for outcome in outcomes:
+        assert "rank 1 was at F of stage 1, microbatch 1 (test.sched:7)" in outcome.output
+
+
+def test_a_wrong_number_of_processes_is_refused_everywhere(tmp_path: Path) -> None:
+    path = compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=4, m=4)
+    for outcome in launch(WORKER, 2, [str(path), "none:0"], timeout=60):
+        assert outcome.returncode == 0, outcome.output
+        assert "compiled for p = 4 ranks, but the process group has 2" in outcome.output

@@ -1,0 +1,93 @@
+"""Train until something goes wrong, again and again. Arguments: a generated file, then `fault:rank it befalls` ..."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.support.worker import load, mlp, start
+
+SECONDS = 2.0
+
+
+class Faulty(nn.Module):
+    """A stage that fails at the second microbatch of the second step."""
+
+    def __init__(self, inner: nn.Module, fault: str, m: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.fault = fault
+        self.at = m + 2
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            if self.fault == "raise":
+                raise ValueError("a fault made on purpose")
+            if self.fault == "interrupt":
+                raise KeyboardInterrupt
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if self.fault == "hang":
+                time.sleep(600)
+            if self.fault == "shape":
+                return self.inner(x)[:, :3]
+        return self.inner(x)
+
+
+def attempt(path: str, fault: str, victim: int, rank: int) -> str:
+    """Train on a group of its own until the fault; how it ended."""
+    group = dist.new_group()
+    compiled = load(path)
+    m = compiled.PARAMS["m"]
+    stages = mlp(compiled.STAGES)
+    mine: list[nn.Module] = [stages[s] for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
+    hit = rank == victim
+    if hit:
+        mine[0] = Faulty(mine[0], fault, m)
+    if hit and fault == "chunks":
+        mine.append(nn.Identity())
+    if hit and fault == "file":
+        compiled.PLAN.__dict__["fingerprint"] = "another"
+    pipe = None
+    try:
+        pipe = compiled.Pipeline(mine, nn.functional.cross_entropy, process_group=group, timeout=SECONDS)
+        for step in range(3):
+            rows = 2 * m + (hit and fault in ("rows", "first rows") and step == (fault == "rows"))
+            if hit and fault == "late" and step == 1:
+                time.sleep(4 * SECONDS)
+            if hit and fault == "backward" and step == 1:
+                for parameter in mine[0].parameters():
+                    parameter.register_hook(lambda gradient: 1 / 0)
+            pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
+    except compiled.PipelineError as error:
+        if pipe is not None:  # once broken, it stays so
+            try:
+                pipe.step()
+            except compiled.PipelineError as again:
+                assert str(error) in str(again), again
+        return str(error)
+    except KeyboardInterrupt:
+        return "INTERRUPTED"
+    return "nothing happened"
+
+
+def main() -> None:
+    rank = start()
+    for case in sys.argv[2:]:
+        fault, victim = case.split(":")
+        print(f"CASE {case}\n{attempt(sys.argv[1], fault, int(victim), rank)}")
+
+
+if __name__ == "__main__":
+    main()
