@@ -8,11 +8,12 @@ import pytest
 from mutants import EDITS, mutants
 from words import one_f_one_b, word_program
 
-from pipedsl.diagnostics import Source
+from pipedsl.diagnostics import DiagnosticError, Source
 from pipedsl.lower import lower
 from pipedsl.program import Program
 from pipedsl.simulate import simulate
 from pipedsl.torch_csv import read_csv, write_csv
+from verify import Verdict, verify
 
 PLAIN = word_program(one_f_one_b(3, 3))
 EXPLICIT = read_csv(Source("explicit.csv", write_csv(PLAIN, lower(PLAIN, simulate(PLAIN)))))
@@ -68,3 +69,13 @@ def test_flip_is_the_other_end() -> None:
     flipped = [mutant for mutant in mutants(EXPLICIT) if mutant.edit == "flip"]
     assert any("0RECV_F1" in cells(mutant.program)[0] for mutant in flipped)
     assert all(len(mutant.program) == len(EXPLICIT) for mutant in flipped)
+
+
+@pytest.mark.parametrize("program", [PLAIN, EXPLICIT], ids=["compute", "explicit"])
+def test_a_mutant_has_the_same_verdict_by_way_of_a_file(program: Program) -> None:
+    for mutant in mutants(program):
+        try:
+            by_file = verify(read_csv(Source("mutant.csv", write_csv(mutant.program)))).verdict
+        except DiagnosticError:
+            by_file = Verdict.REJECTED
+        assert by_file is verify(mutant.program).verdict, mutant.name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -186,6 +188,14 @@ def test_the_first_finding(wrong: Wrong) -> None:
 
 def test_every_own_code_has_a_case() -> None:
     assert {wrong.code for wrong in WRONG.values()} >= set(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_examples_of_the_explanation(code: str) -> None:
+    text = files("pipedsl").joinpath("explanations", f"{code}.md").read_text("utf-8")
+    examples = dict(re.findall(r"^```csv (fails|verified)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert {each.code for each in problems(examples["fails"])} == {code}
+    assert verify(read(examples["verified"])).verdict is Verdict.VERIFIED
 
 
 def test_all_cells_are_reported_at_once() -> None:
