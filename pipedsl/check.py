@@ -53,7 +53,7 @@ RANK_METRICS = ("peak", "memory")
 RANK_VARIABLE = "r"
 """The name that ranges over all ranks in a claim."""
 
-MEMORY_NAMES = ("activation", "held_by_w", "weights", "gradients", "output", "cap")
+MEMORY_NAMES = ("activation", "held_by_w", "input", "output", "weights", "gradients", "optimizer", "cap")
 PLANNED_KINDS = ("OFFLOAD", "RELOAD", "RECOMPUTE", "REDUCE")
 
 Type = Literal["number", "truth"] | None

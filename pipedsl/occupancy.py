@@ -5,8 +5,9 @@ A rank runs its operations one after another, so what it holds depends on their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
 from math import lcm
 
@@ -14,6 +15,39 @@ import numpy as np
 
 from pipedsl.calls import CallKind, Calls
 from pipedsl.program import Ints, Kind, Program
+
+
+class Part(Enum):
+    """What memory is for. The first three are there all the time."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    HELD_BY_W = "held_by_w"
+    INPUTS = "inputs"
+    SEND_BUFFERS = "send_buffers"
+    RECEIVE_BUFFERS = "receive_buffers"
+
+
+ALL_PARTS = frozenset(Part)
+CONSTANT = (Part.WEIGHTS, Part.GRADIENTS, Part.OPTIMIZER)
+
+_SENDS = (CallKind.SEND, CallKind.ISEND)
+_RECEIVES = (CallKind.RECV, CallKind.IRECV)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank holds, and the first moment when it does.
+
+    `row`: of the Program or Calls that the Occupancy is of; -1 where the rank never holds more than its constant part.
+    `at_end`: whether it is at the end of the row instead of at its start.
+    """
+
+    size: Fraction
+    row: int
+    at_end: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,21 +63,27 @@ class Occupancy:
     base: tuple[Fraction, ...]
     unit: Fraction
 
-    def peak(self, rank: int) -> tuple[Fraction, int, bool]:
-        """The most that a rank holds, the first row where it does (-1 if it has none), and if that is at its end."""
+    def peak(self, rank: int) -> Peak:
         rows = slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
         during, after = self.during[rows], self.after[rows]
         if not len(during):
-            return self.base[rank], -1, False
+            return Peak(self.base[rank], -1, False)
         moments = np.stack((during, after), axis=1).ravel()
         best = int(np.argmax(moments))
         if moments[best] < 0:
-            return self.base[rank], -1, False
-        return self.base[rank] + int(moments[best]) * self.unit, rows.start + best // 2, best % 2 == 1
+            return Peak(self.base[rank], -1, False)
+        return Peak(self.base[rank] + int(moments[best]) * self.unit, rows.start + best // 2, best % 2 == 1)
 
     def peaks(self) -> tuple[Fraction, ...]:
         """The most that every rank holds."""
-        return tuple(self.peak(rank)[0] for rank in range(len(self.base)))
+        return tuple(self.peak(rank).size for rank in range(len(self.base)))
+
+    def at(self, rank: int, moment: Peak) -> Fraction:
+        """What a rank holds at the moment of a peak, which may be that of another Occupancy of the same rows."""
+        if moment.row < 0:
+            return self.base[rank]
+        held = self.after if moment.at_end else self.during
+        return self.base[rank] + int(held[moment.row]) * self.unit
 
 
 def released_by_input(activation: Fraction, held_by_w: Fraction) -> Fraction:
@@ -60,31 +100,64 @@ def activations_held(program: Program) -> Occupancy:
     return _running(program.offsets, gain, loss, (Fraction(0),) * program.ranks, unit)
 
 
-def memory_used(program: Program, calls: Calls | None = None) -> Occupancy:
-    """Memory in the unit of `program.memory`: weights, gradients, activations, and with `calls` message buffers.
+def memory_used(program: Program, calls: Calls | None = None, parts: Collection[Part] = ALL_PARTS) -> Occupancy:
+    """Memory in the unit of `program.memory`, of these parts together. With `calls`, message buffers count too.
 
     Rows are those of `calls` where they are given, else of the program. A buffer lives from its ISEND or IRECV until
     the WAIT for it.
     """
-    memory = program.memory
-    base = tuple(
-        sum((memory.weights[stage] + memory.gradients[stage] for _, stage in program.chunks(rank)), Fraction(0))
-        for rank in range(program.ranks)
-    )
-    unit, gain, loss = _compute_changes(program, memory.activation, memory.held_by_w, memory.output)
+    memory, none = program.memory, (Fraction(0),) * program.stages
+    whole = memory.activation if Part.ACTIVATIONS in parts else none
+    if Part.INPUTS in parts and any(memory.input):
+        whole = tuple(a + b for a, b in zip(whole, memory.input, strict=True))
+    held = memory.held_by_w if Part.HELD_BY_W in parts else none
+    base = constant_part(program, parts)
+    unit, gain, loss = _compute_changes(program, whole, held, memory.output)
     if calls is None:
         return _running(program.offsets, gain, loss, base, unit)
     computes = calls.kind == CallKind.COMPUTE
     op = np.where(calls.op >= 0, calls.op, 0)
     gain, loss = np.where(computes, gain[op], 0), np.where(computes, loss[op], 0)
-    size = _buffer_sizes(program, calls, unit)
-    is_message = np.isin(calls.kind, (CallKind.SEND, CallKind.RECV, CallKind.ISEND, CallKind.IRECV))
-    gain = np.where(is_message, size, gain)
-    loss = np.where(np.isin(calls.kind, (CallKind.SEND, CallKind.RECV)), size, loss)
-    rows, requests = requests_waited(calls)
-    waited_size = np.zeros_like(loss)
-    np.add.at(waited_size, rows, size[requests])
-    return _running(calls.offsets, gain, loss + waited_size, base, unit)
+    counted = (*(_SENDS if Part.SEND_BUFFERS in parts else ()), *(_RECEIVES if Part.RECEIVE_BUFFERS in parts else ()))
+    if any(memory.output) and counted:
+        size = _buffer_sizes(program, calls, unit, counted)
+        loss = loss + np.where(np.isin(calls.kind, (CallKind.SEND, CallKind.RECV)), size, 0)
+        rows, requests = requests_waited(calls)
+        waited_size = np.zeros_like(size)
+        np.add.at(waited_size, rows, size[requests])
+        gain, loss = gain + size, loss + waited_size
+    return _running(calls.offsets, gain, loss, base, unit)
+
+
+def constant_part(program: Program, parts: Collection[Part] = ALL_PARTS) -> tuple[Fraction, ...]:
+    """Weights, gradients and optimizer state of every rank, as far as they are among `parts`."""
+    memory = program.memory
+    sizes = [values for part, values in zip(CONSTANT, (memory.weights, memory.gradients, memory.optimizer), strict=True)
+             if part in parts]  # fmt: skip
+    base = [Fraction(0)] * program.ranks
+    if any(map(any, sizes)):
+        each = [sum(values, Fraction(0)) for values in zip(*sizes, strict=True)]
+        for replica in program.placement.tolist():
+            for stage, rank in enumerate(replica):
+                base[rank] += each[stage]
+    return tuple(base)
+
+
+def parts_at_peaks(program: Program, calls: Calls | None, peaks: Sequence[Peak]) -> list[dict[Part, Fraction]]:
+    """For every rank, what the memory at the moment of its peak is for; parts that are nothing are left out.
+
+    One part is summed up at a time, so that this needs no more memory than one `memory_used`.
+    """
+    found: list[dict[Part, Fraction]] = [{} for _ in peaks]
+    for part in Part:
+        if not _may_be_held(program, calls, part):
+            continue
+        used = memory_used(program, calls, (part,))
+        for rank, peak in enumerate(peaks):
+            size = used.at(rank, peak)
+            if size:
+                found[rank][part] = size
+    return found
 
 
 def requests_waited(calls: Calls) -> tuple[Ints, Ints]:
@@ -99,6 +172,21 @@ def requests_waited(calls: Calls) -> tuple[Ints, Ints]:
     counts = np.searchsorted(issued[order], wanted, "right") - first
     inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(waits, counts), issues[order[np.repeat(first, counts) + inner]]
+
+
+def _may_be_held(program: Program, calls: Calls | None, part: Part) -> bool:
+    memory = program.memory
+    if part in (Part.SEND_BUFFERS, Part.RECEIVE_BUFFERS):
+        return calls is not None and any(memory.output)
+    sizes = {
+        Part.WEIGHTS: memory.weights,
+        Part.GRADIENTS: memory.gradients,
+        Part.OPTIMIZER: memory.optimizer,
+        Part.ACTIVATIONS: memory.activation,
+        Part.HELD_BY_W: memory.held_by_w,
+        Part.INPUTS: memory.input,
+    }
+    return any(sizes[part])
 
 
 def _compute_changes(
@@ -122,18 +210,16 @@ def _compute_changes(
     return Fraction(1, common), gain, loss
 
 
-def _buffer_sizes(program: Program, calls: Calls, unit: Fraction) -> Ints:
-    """The size of every row's message, 0 for rows that are none: (calls,), in multiples of `unit`."""
+def _buffer_sizes(program: Program, calls: Calls, unit: Fraction, kinds: Sequence[CallKind]) -> Ints:
+    """The size of every row's message, 0 for rows that are none of `kinds`: (calls,), in multiples of `unit`."""
     sizes = [int(value / unit) for value in program.memory.output]
-    if not any(sizes):
-        return np.zeros(len(calls), np.int64)
     dtype = np.int64 if max(sizes) * 8 * (len(calls) + 1) < 2**62 else object
     op = np.where(calls.op >= 0, calls.op, 0)
     forward = np.isin(program.kind[op], (Kind.F, Kind.SEND_F, Kind.RECV_F))
-    sends = np.isin(calls.kind, (CallKind.SEND, CallKind.ISEND))
+    sends = np.isin(calls.kind, _SENDS)
     stage = np.clip(program.stage[op] - (forward != sends), 0, program.stages - 1)
-    is_message = np.isin(calls.kind, (CallKind.SEND, CallKind.RECV, CallKind.ISEND, CallKind.IRECV))
-    return np.where(is_message & (calls.op >= 0), np.array(sizes, dtype)[stage], np.zeros(1, dtype))
+    counted = np.isin(calls.kind, kinds) & (calls.op >= 0)
+    return np.where(counted, np.array(sizes, dtype)[stage], np.zeros(1, dtype))
 
 
 def _running(offsets: Ints, gain: Ints, loss: Ints, base: tuple[Fraction, ...], unit: Fraction) -> Occupancy:

@@ -67,8 +67,10 @@ class Costs:
 class Memory:
     """Sizes per stage and caps per rank, exact, in the file's unit (activations unless sizes are given).
 
-    `held_by_w[s]` is what stays of `activation[s]` from the end of I until the end of W. `output[s]` is what
-    stage s sends to stage s + 1 (and the gradient that comes back). A cap of None is no cap.
+    `held_by_w[s]` is what stays of `activation[s]` from the end of I until the end of W. `input[s]` is what is kept
+    beside the activation from the start of F until the end of B or I. `output[s]` is what stage s sends to stage s + 1
+    (and the gradient that comes back). `weights`, `gradients` and `optimizer` are there all the time, once for every
+    replica. A cap of None is no cap. `optimizer` and `input` are nothing where they are left empty.
     """
 
     activation: tuple[Fraction, ...]
@@ -78,6 +80,13 @@ class Memory:
     output: tuple[Fraction, ...]
     cap: tuple[Fraction | None, ...]
     in_bytes: bool = False
+    optimizer: tuple[Fraction, ...] = ()
+    input: tuple[Fraction, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer", "input"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (Fraction(0),) * len(self.activation))
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,6 +71,8 @@ def memory_of(
         held_by_w=held_by_w,
         weights=weights,
         gradients=given.get("gradients", weights),
+        optimizer=given.get("optimizer", zero),
+        input=given.get("input", zero),
         output=given.get("output", zero),
         cap=given.get("cap", (None,) * ranks),
         in_bytes=any(isinstance(node, Size) for entry in entries.values() for node in nodes(entry.value)),

@@ -41,7 +41,7 @@ def verify(
     if found:
         return Report(Verdict.REJECTED, tuple(found), {}, timeline=timeline)
     found, states = _check(calls, transports, program)
-    found += check_memory(program, calls)
+    found += check_memory(program, calls, timeline)
     return Report(_verdict(found), tuple(found), states, measure(program, timeline, calls), timeline, calls)
 
 
