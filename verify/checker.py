@@ -20,7 +20,7 @@ FORMAT, VERSION, MOST_BYTES = "pipedsl certificate", 1, 2**30
 MESSAGES = {"S": "send", "R": "recv", "s": "isend", "r": "irecv"}
 # How far a microbatch is at a place: 0 not begun, 1 after F, 2 after I, 3 after B or W. What each needs and makes.
 LEVELS = {"F": (0, 1), "B": (1, 3), "I": (1, 2), "W": (2, 3)}
-SIZES = ("activation", "held_by_w", "weights", "gradients", "output")
+SIZES = ("activation", "held_by_w", "input", "output", "weights", "gradients", "optimizer")
 # What of a rank's calls run one after another; where there is no such thing, messages are matched by their tags.
 STREAMS = {"buffered": "", "gloo": "", "nccl-lazy": "pair", "nccl-lazy-warm": "pair", "nccl-eager": "rank"}
 STREAMS |= {"nccl-eager-warm": "rank", "group-per-direction-warm": "direction"}
@@ -210,8 +210,8 @@ def first_uses(calls: Calls, lazy: bool) -> list[int]:
 
 
 class Program(NamedTuple):
-    """`placement[place]`: a rank; `sources[place]`: those of the stages before and after, or -1; `base[rank]`: weights
-    and gradients; `changes[stage][letter]`: memory taken, memory given back, change of the activations held.
+    """`placement[place]`: a rank; `sources[place]`: those of the stages before and after, or -1; `base[rank]`: what is
+    always in memory; `changes[stage][letter]`: memory taken, memory given back, change of the activations held.
     `due[message]`: (source, target, backward, place that makes it, place that needs it, microbatch, size).
     """
 
@@ -240,17 +240,17 @@ def read_program(head: Any, memory: dict[str, Any], ranks: int, operations: int)
     parts = integer(memory["parts"], "memory.parts", 1, 2**4096)
     sizes = [items(memory[name], f"memory.{name}", int, stages) for name in SIZES]
     need(min(map(min, sizes)) >= 0, "memory", "a size is negative")
-    whole, held, weights, gradients, output = sizes
+    whole, held, inputs, output, *constant = sizes
     changes = []
-    for size, rest in zip(whole, held, strict=True):
+    for size, rest, more in zip(whole, held, inputs, strict=True):
         kept, left = divmod(parts * rest, size) if size else (parts, 0)
         need(rest <= size and not left, "memory.held_by_w", "more than the activation, or no multiple of a part of it")
-        backwards = {"B": (0, size, -parts), "I": (0, size - rest, kept - parts), "W": (0, rest, -kept)}
-        changes.append({"F": (size, 0, parts)} | backwards)
+        forward, backward_input = (size + more, 0, parts), (0, size + more - rest, kept - parts)
+        changes.append({"F": forward, "B": (0, size + more, -parts), "I": backward_input, "W": (0, rest, -kept)})
     program = Program(stages, m, placement, [], {}, changes, [0] * ranks)
     for at, rank in enumerate(placement):
         replica, stage = divmod(at, stages)
-        program.base[rank] += weights[stage] + gradients[stage]
+        program.base[rank] += sum(column[stage] for column in constant)
         program.sources.append((placement[at - 1] if stage else -1, placement[at + 1] if stage < stages - 1 else -1))
         for backward, source in enumerate(program.sources[at]):
             for y in range(m) if source not in (rank, -1) else ():
