@@ -47,6 +47,7 @@ def run(pipeline: Path, fault: str, victim: int, *, survivors_only: bool = False
 
 # What every rank says. After each of these the processes live on, and go on with a new process group.
 ERRORS = {
+    "late:1": "leads to rank 1, which does not answer",
     "raise:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): ValueError: a fault made on purpose",
     "raise:0": "rank 0 failed at F of stage 0, microbatch 1 (test.sched:6): ValueError: a fault made on purpose",
     "backward:0": "rank 0 failed at B of stage 0, microbatch 0 (test.sched:7): ZeroDivisionError",
@@ -56,7 +57,6 @@ ERRORS = {
     "chunks:1": "rank 1: 2 stage modules given, but the schedule puts 1 here",
     "file:2": "another compiled file",
     "interrupt:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): KeyboardInterrupt",
-    "late:1": "leads to rank 1, which does not answer",
 }
 
 

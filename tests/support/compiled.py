@@ -44,6 +44,46 @@ rank r { for k in 0 .. m { F[m - 1 - k] }  for k in 0 .. m { B[k] } }
 """
 
 
+# The two hangs of PyTorch issue 172668, completed to whole programs: the excerpts stand side by side in them.
+SENDS_FIRST = """schedule sends_first(p, m)
+stages 4
+place s -> s % 2
+rank r where r == 0 {
+    F@0[0]  SEND_F@0[0]  F@0[1]
+    SEND_F@0[1]  RECV_F@1[0]  F@1[0]
+    SEND_F@1[0]  RECV_F@1[1]  F@1[1]  SEND_F@1[1]
+    RECV_B@1[0]  B@1[0]  SEND_B@1[0]  RECV_B@1[1]  B@1[1]  SEND_B@1[1]
+    RECV_B@0[0]  B@0[0]  RECV_B@0[1]  B@0[1]
+}
+rank r where r == 1 {
+    RECV_F@0[0]  F@0[0]
+    SEND_F@0[0]  RECV_F@0[1]  F@0[1]
+    RECV_F@1[0]  SEND_F@0[1]  F@1[0]  B@1[0]  RECV_F@1[1]  SEND_B@1[0]  F@1[1]  B@1[1]
+    RECV_B@0[0]  SEND_B@1[1]  B@0[0]  RECV_B@0[1]  SEND_B@0[0]  B@0[1]  SEND_B@0[1]
+}
+"""
+MIRROR_LOST = """schedule mirror_lost(p, m)
+stages 4
+place s -> s % 2
+rank r where r == 0 {
+    F@0[0]  SEND_F@0[0]  F@0[1]  SEND_F@0[1]
+    RECV_F@1[0]  F@1[0]  SEND_F@1[0]  RECV_F@1[1]  F@1[1]
+    SEND_F@1[1]  F@0[2]  SEND_F@0[2]  RECV_B@1[0]
+    B@1[0]  SEND_B@1[0]  RECV_F@1[2]  F@1[2]  SEND_F@1[2]
+    RECV_B@1[1]  B@1[1]  SEND_B@1[1]  RECV_B@1[2]  B@1[2]  SEND_B@1[2]
+    RECV_B@0[0]  B@0[0]  RECV_B@0[1]  B@0[1]  RECV_B@0[2]  B@0[2]
+}
+rank r where r == 1 {
+    RECV_F@0[0]  F@0[0]  RECV_F@0[1]  F@0[1]
+    SEND_F@0[0]  RECV_F@1[0]  SEND_F@0[1]  F@1[0]  B@1[0]
+    RECV_F@1[1]  SEND_B@1[0]  F@1[1]  B@1[1]  RECV_F@0[2]
+    RECV_B@0[0]  F@0[2]  SEND_F@0[2]  RECV_F@1[2]  F@1[2]  B@1[2]
+    SEND_B@1[1]  RECV_B@0[1]  SEND_B@1[2]  RECV_B@0[2]
+    B@0[0]  SEND_B@0[0]  B@0[1]  SEND_B@0[1]  B@0[2]  SEND_B@0[2]
+}
+"""
+
+
 def source_of(schedule: str) -> Source:
     """The text of a schedule, or of a shipped one by its name."""
     if "\n" in schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -29,8 +30,6 @@ def load(path: str | Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
@@ -42,6 +41,35 @@ def mlp(stages: int, width: int = 6) -> list[nn.Module]:
     parts[0].insert(0, nn.Embedding(11, width))
     parts[-1].append(nn.Linear(width, 5))
     return list(parts)
+
+
+class Nested(nn.Module):
+    """Returns a dict with tensors of three dtypes, constants and an unused tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, dict):
+            x = x["pair"][0] + x["pair"][1].to(x["pair"][0].dtype) * x["scale"]
+        y = self.inner(x)
+        return {
+            "pair": (y, y.double() * 2),
+            "index": [torch.arange(2), y > 0],
+            "scale": 0.5,
+            "none": None,
+            "unused": y.sum(),
+        }
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x["pair"][0] + x["pair"][1].to(x["pair"][0].dtype) * x["scale"])
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from pipedsl.library import shipped
 from tests.support import compiled
 from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
-from tests.support.worker import alone, difference, gradients, load, mlp
+from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp
 
 SCHEDULES = {"whole": compiled.ONE_F_ONE_B, "split": compiled.SPLIT}
 
@@ -85,29 +85,6 @@ def test_every_schedule_runs_on_nccl_like_streams(mode: str, tmp_path: Path) -> 
             expected = alone(reference, functional.cross_entropy, batch.chunk(m), targets.chunk(m))
             torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
             check(stages, reference, 1e-5)
-
-
-class Nested(nn.Module):
-    """Returns a dict with tensors of three dtypes, constants and an unused tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        if isinstance(x, dict):
-            x = x["pair"][0] + x["pair"][1].float() * x["scale"]
-        y = self.inner(x)
-        return {"pair": (y, y.double() * 2), "index": [torch.arange(2)], "scale": 0.5, "none": None, "unused": y * 3}
-
-
-class Last(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(x["pair"][0] + x["pair"][1].float() * x["scale"])
 
 
 class Twice(nn.Module):

@@ -8,49 +8,10 @@ from pipedsl.library import shipped
 from tests.support import compiled
 from tests.support.nccl_like import DIRECTIONS, EAGER, LAZY, Fabric, run_calls
 
-# The two hangs of PyTorch issue 172668, completed to whole programs: the excerpts stand side by side in them.
-SENDS_FIRST = """schedule sends_first(p, m)
-stages 4
-place s -> s % 2
-rank r where r == 0 {
-    F@0[0]  SEND_F@0[0]  F@0[1]
-    SEND_F@0[1]  RECV_F@1[0]  F@1[0]
-    SEND_F@1[0]  RECV_F@1[1]  F@1[1]  SEND_F@1[1]
-    RECV_B@1[0]  B@1[0]  SEND_B@1[0]  RECV_B@1[1]  B@1[1]  SEND_B@1[1]
-    RECV_B@0[0]  B@0[0]  RECV_B@0[1]  B@0[1]
-}
-rank r where r == 1 {
-    RECV_F@0[0]  F@0[0]
-    SEND_F@0[0]  RECV_F@0[1]  F@0[1]
-    RECV_F@1[0]  SEND_F@0[1]  F@1[0]  B@1[0]  RECV_F@1[1]  SEND_B@1[0]  F@1[1]  B@1[1]
-    RECV_B@0[0]  SEND_B@1[1]  B@0[0]  RECV_B@0[1]  SEND_B@0[0]  B@0[1]  SEND_B@0[1]
-}
-"""
-MIRROR_LOST = """schedule mirror_lost(p, m)
-stages 4
-place s -> s % 2
-rank r where r == 0 {
-    F@0[0]  SEND_F@0[0]  F@0[1]  SEND_F@0[1]
-    RECV_F@1[0]  F@1[0]  SEND_F@1[0]  RECV_F@1[1]  F@1[1]
-    SEND_F@1[1]  F@0[2]  SEND_F@0[2]  RECV_B@1[0]
-    B@1[0]  SEND_B@1[0]  RECV_F@1[2]  F@1[2]  SEND_F@1[2]
-    RECV_B@1[1]  B@1[1]  SEND_B@1[1]  RECV_B@1[2]  B@1[2]  SEND_B@1[2]
-    RECV_B@0[0]  B@0[0]  RECV_B@0[1]  B@0[1]  RECV_B@0[2]  B@0[2]
-}
-rank r where r == 1 {
-    RECV_F@0[0]  F@0[0]  RECV_F@0[1]  F@0[1]
-    SEND_F@0[0]  RECV_F@1[0]  SEND_F@0[1]  F@1[0]  B@1[0]
-    RECV_F@1[1]  SEND_B@1[0]  F@1[1]  B@1[1]  RECV_F@0[2]
-    RECV_B@0[0]  F@0[2]  SEND_F@0[2]  RECV_F@1[2]  F@1[2]  B@1[2]
-    SEND_B@1[1]  RECV_B@0[1]  SEND_B@1[2]  RECV_B@0[2]
-    B@0[0]  SEND_B@0[0]  B@0[1]  SEND_B@0[1]  B@0[2]  SEND_B@0[2]
-}
-"""
-
 
 @pytest.mark.parametrize("mode", [LAZY, EAGER])
 @pytest.mark.parametrize("cold", [False, True])
-@pytest.mark.parametrize(("text", "m"), [(SENDS_FIRST, 2), (MIRROR_LOST, 3)])
+@pytest.mark.parametrize(("text", "m"), [(compiled.SENDS_FIRST, 2), (compiled.MIRROR_LOST, 3)])
 def test_hangs_as_nccl_does(text: str, m: int, mode: str, cold: bool) -> None:
     _, _, calls = compiled.build(text, p=2, m=m)
     where, crossed = run_calls(calls, Fabric(2, mode, cold=cold))
@@ -58,7 +19,7 @@ def test_hangs_as_nccl_does(text: str, m: int, mode: str, cold: bool) -> None:
     assert not crossed
 
 
-@pytest.mark.parametrize(("text", "m"), [(SENDS_FIRST, 2), (MIRROR_LOST, 3)])
+@pytest.mark.parametrize(("text", "m"), [(compiled.SENDS_FIRST, 2), (compiled.MIRROR_LOST, 3)])
 def test_one_stream_for_both_directions_is_their_only_fault(text: str, m: int) -> None:
     _, _, calls = compiled.build(text, p=2, m=m)
     where, crossed = run_calls(calls, Fabric(2, DIRECTIONS, cold=False))

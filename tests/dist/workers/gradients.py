@@ -10,7 +10,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.support.worker import alone, difference, gradients, load, mlp, start
+from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp, start
+
+
+def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.squeeze(1) - target).square().mean()
 
 
 def main() -> None:
@@ -23,15 +27,20 @@ def main() -> None:
             compiled = load(case["file"])
             m = compiled.PARAMS["m"]
             torch.manual_seed(7)
-            stages = [stage.to(dtype) for stage in mlp(compiled.STAGES)]
+            nested = case["name"].startswith("nested")
+            loss_fn = mean_square if nested else torch.nn.functional.cross_entropy
+            plain = [*(Nested() for _ in range(compiled.STAGES - 1)), Last()] if nested else mlp(compiled.STAGES)
+            stages = [stage.to(dtype) for stage in plain]
             reference = copy.deepcopy(stages)
             mine = [s for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
-            pipe = compiled.Pipeline([stages[s] for s in mine], torch.nn.functional.cross_entropy, timeout=60)
+            pipe = compiled.Pipeline([stages[s] for s in mine], loss_fn, timeout=60)
             last = compiled.PLACEMENT[-1] == rank
             for step in range(2):  # gradients of two steps add up
                 batch, targets = torch.randint(11, (2 * m,)), torch.randint(5, (2 * m,))
+                if nested:
+                    batch = torch.randn(2 * m, 4, dtype=dtype)
                 losses = pipe.step(batch if rank == compiled.PLACEMENT[0] else None, targets if last else None)
-                expected = alone(reference, torch.nn.functional.cross_entropy, batch.chunk(m), targets.chunk(m))
+                expected = alone(reference, loss_fn, batch.chunk(m), targets.chunk(m))
                 if step == 0:
                     before = {s: gradients(stages[s]) for s in mine}
                     evaluated = pipe.step(batch, targets, train=False)
