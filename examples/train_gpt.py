@@ -1,7 +1,7 @@
 """Train a small byte-level GPT on real English text through a compiled pipeline.
 
     pipedsl compile zb_h1 -D p=4 -D m=8 -o zb_h1_pipeline.py
-    torchrun --nproc-per-node 4 examples/train_gpt.py zb_h1_pipeline.py
+    torchrun --standalone --nproc-per-node 4 examples/train_gpt.py zb_h1_pipeline.py
 
 The text is the documentation that every Python carries (`pydoc_data.topics`). Needs torch and the compiled file alone.
 """
