@@ -9,19 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from pipedsl.calls import Calls
 from pipedsl.calls_json import read_calls
+from pipedsl.check import COSTS, METRICS
 from pipedsl.claims import check_claims
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
+from pipedsl.evaluate import nodes
 from pipedsl.expand import expand
 from pipedsl.library import find
+from pipedsl.occupancy import Part, memory_used, parts_at_peaks
 from pipedsl.parser import parse, read_source
 from pipedsl.program import Costs, Program
 from pipedsl.simulate import Metrics, Timeline, measure, simulate
-from pipedsl.syntax import ExpectBlock, Schedule
+from pipedsl.syntax import Claim, ExpectBlock, Name, Schedule
 from verify import TRANSPORTS, Report, Verdict, check_calls
 from verify import verify as verify_program
+
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
 # Findings that leave a question open instead of answering it with no.
 OPEN = frozenset({"PD502"})
@@ -29,12 +37,16 @@ OPEN = frozenset({"PD502"})
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What became of a schedule under some parameters. `program` is None where the text has none."""
+    """What became of a schedule under some parameters. `program` is None where the text has none.
+
+    `profile`: whose durations and sizes the program has instead of its own, if any.
+    """
 
     schedule: Schedule | None
     params: Mapping[str, int]
     program: Program | None
     report: Report
+    profile: Profile | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -59,9 +71,33 @@ class Result:
     @property
     def claims(self) -> int:
         """How many claims the text makes."""
-        if self.schedule is None:
+        return len(_claims(self.schedule))
+
+    @property
+    def unchecked_claims(self) -> int:
+        """How many of them are about times in plain numbers, which say nothing of the durations of a profile."""
+        if self.profile is None or not self.profile.costs:
             return 0
-        return sum(len(item.claims) for item in self.schedule.items if isinstance(item, ExpectBlock))
+        return sum(_is_about_own_times(claim) for claim in _claims(self.schedule))
+
+    @property
+    def memory_at_peak(self) -> tuple[Mapping[Part, Fraction], ...]:
+        """For every rank what its memory is for at its peak, in the unit of `metrics.memory`; nothings left out."""
+        if self.program is None or self.metrics is None:
+            return ()
+        used = memory_used(self.program, self.calls)
+        peaks = [used.peak(rank) for rank in range(self.program.ranks)]
+        return tuple(parts_at_peaks(self.program, self.calls, peaks))
+
+
+def _claims(schedule: Schedule | None) -> list[Claim]:
+    items = () if schedule is None else schedule.items
+    return [claim for item in items if isinstance(item, ExpectBlock) for claim in item.claims]
+
+
+def _is_about_own_times(claim: Claim) -> bool:
+    names = {node.id for node in nodes(claim.condition) if isinstance(node, Name)}
+    return bool(names & set(METRICS)) and not names & set(COSTS)
 
 
 def load(file_or_name: str, limits: Limits | None = None) -> Schedule:
@@ -83,19 +119,29 @@ def verify(
     *,
     transports: Sequence[str] | None = None,
     limits: Limits | None = None,
+    profile: Profile | None = None,
 ) -> Result:
-    """Prove the schedule under `params`, or say what is wrong with it. Raises nothing for any schedule."""
+    """Prove the schedule under `params`, or say what is wrong with it.
+
+    With a `profile`, under its durations and sizes (`load_profile`). Raises nothing for any schedule; UsageError for a
+    profile that is for another number of stages.
+    """
     try:
-        program = expand(schedule, params, limits or Limits())
+        own = expand(schedule, params, limits or Limits())
     except DiagnosticError as error:
-        return Result(schedule, dict(params), None, rejection(error))
+        return Result(schedule, dict(params), None, rejection(error), profile)
+    program = own
+    if profile is not None:
+        from pipedsl.profile import apply_profile
+
+        program = apply_profile(profile, own)
     try:
         report = verify_program(program, transports=tuple(transports or TRANSPORTS))
         if report.metrics is not None:
-            report = _with_claims(schedule, program, report, report.metrics)
+            report = _with_claims(schedule, own, report, report.metrics, own.costs is program.costs)
     except DiagnosticError as error:
         report = rejection(error)
-    return Result(schedule, program.params, program, report)
+    return Result(schedule, program.params, program, report, profile)
 
 
 def verify_text(text: str, params: Mapping[str, int], name: str = "<text>") -> Report:
@@ -133,12 +179,21 @@ def rejection(error: DiagnosticError) -> Report:
     return Report(Verdict.REJECTED, error.diagnostics, {})
 
 
-def _with_claims(schedule: Schedule, program: Program, report: Report, metrics: Metrics) -> Report:
+def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metrics, own_costs: bool) -> Report:
+    """The report with what is wrong with the claims.
+
+    Those about times are about the file's costs (`own`), or all of them; those about memory are about what was
+    verified (`metrics`), the sizes of a profile if there is one.
+    """
+
     def resimulate(costs: Costs) -> Metrics:
-        changed = replace(program, costs=costs)
+        changed = replace(own, costs=costs)
         return measure(changed, simulate(changed), report.calls)
 
-    found = tuple(check_claims(schedule, program, metrics, resimulate))
+    if not own_costs:
+        sizes = {name: getattr(metrics, name) for name in ("peak_activations", "memory")}
+        metrics = replace(resimulate(own.costs), **sizes)
+    found = tuple(check_claims(schedule, own, metrics, resimulate, own_costs))
     if not found:
         return report
     verdict = report.verdict

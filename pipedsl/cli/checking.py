@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pipedsl.api import Result, load, load_calls, rejection, verify, verify_calls
 from pipedsl.cli.common import print_diagnostics, print_lines
@@ -13,16 +14,25 @@ from pipedsl.render.style import Colour, line
 from pipedsl.render.summary import STYLES, summary_lines, title
 from verify import Report, Verdict
 
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
-def check_file(file: str, params: Mapping[str, int], transports: Sequence[str], limits: Limits) -> Result:
-    """The verdict on a schedule, or on the calls in a `.json` file. Raises UsageError."""
+
+def check_file(
+    file: str,
+    params: Mapping[str, int],
+    transports: Sequence[str],
+    limits: Limits,
+    profile: Profile | None = None,
+) -> Result:
+    """The verdict on a schedule, or on the calls in a `.json` file, which have no profile. Raises UsageError."""
     try:
         if file.endswith(".json"):
             return verify_calls(load_calls(file, limits), transports=transports)
         schedule = load(file, limits)
     except DiagnosticError as error:
         return Result(None, params, None, rejection(error))
-    return verify(schedule, params, transports=transports, limits=limits)
+    return verify(schedule, params, transports=transports, limits=limits, profile=profile)
 
 
 def name_of(result: Result, file: str) -> str:
@@ -43,4 +53,5 @@ def print_result(result: Result, file: str, color: Colour, err: bool = False) ->
     verdict = (STYLES[report.verdict], report.verdict.value)
     heading = f"{title(name_of(result, file), result.params)}: "
     print_lines([line(heading, verdict, f", {count}" if count else "")], color, err)
-    print_lines(summary_lines(report, result.program, result.claims), color, err)
+    profile = None if result.profile is None else result.profile.name
+    print_lines(summary_lines(report, result.program, result.claims, result.unchecked_claims, profile), color, err)

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from pipedsl.diagnostics import Diagnostic, Limits
 from pipedsl.render.report import diagnostics_lines
 from pipedsl.render.style import Colour, Line, paint, wants_colour
+
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
 LIMIT_HELP = {
     "operations": "operations that a program may expand to",
@@ -67,6 +70,32 @@ format_option = click.option(
     default="text",
     show_default=True,
     help="Form of the output.",
+)
+
+verify_format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "sarif", "github", "concise"]),
+    default="text",
+    show_default=True,
+    help="Form of the output. `github`: workflow commands; `concise`: a line for each finding.",
+)
+
+
+def _profile(ctx: click.Context, option: click.Parameter, path: str | None) -> Profile | None:
+    if path is None:
+        return None
+    from pipedsl.profile import load_profile
+
+    return load_profile(path)
+
+
+profile_option = click.option(
+    "--profile",
+    "profile",
+    metavar="FILE",
+    callback=_profile,
+    help="Measured durations and sizes (JSON) in place of the schedule's.",
 )
 
 

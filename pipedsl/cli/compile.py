@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pipedsl.cli.checking import check_file, exit_status, print_result
@@ -11,6 +13,7 @@ from pipedsl.cli.common import (
     file_argument,
     finish,
     limit_options,
+    profile_option,
     transport_option,
     write,
 )
@@ -19,11 +22,15 @@ from pipedsl.files import write_atomically
 from pipedsl.render.style import Colour
 from verify import Verdict
 
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
+
 
 @click.command("compile", short_help="Write a verified schedule as a Python file that needs torch alone.")
 @file_argument
 @define_option
 @click.option("-o", "output", metavar="PATH", required=True, help="The Python file to write; `-` for standard output.")
+@profile_option
 @transport_option
 @color_option
 @limit_options
@@ -31,6 +38,7 @@ def command(
     file: str,
     params: dict[str, int],
     output: str,
+    profile: Profile | None,
     transports: tuple[str, ...],
     color: Colour,
     limits: Limits,
@@ -39,7 +47,7 @@ def command(
 
     Nothing is written unless the schedule is verified. Exit status as of `verify`.
     """
-    result = check_file(file, params, transports, limits)
+    result = check_file(file, params, transports, limits, profile)
     verified = result.verdict is Verdict.VERIFIED
     if verified and result.schedule and result.program and result.calls:
         from pipedsl.emit import emit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,7 @@ from pipedsl.cli.common import (
     format_option,
     limit_options,
     print_diagnostics,
+    profile_option,
     write,
 )
 from pipedsl.diagnostics import Limits
@@ -23,11 +25,15 @@ from pipedsl.expand import expand
 from pipedsl.render.expansion import calls_json, calls_text, program_json, program_text
 from pipedsl.render.style import Colour
 
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
+
 
 @click.command("expand", short_help="Write out every rank's operations or calls.")
 @file_argument
 @define_option
 @click.option("--calls", "lowered", is_flag=True, help="The calls, with their communication, instead.")
+@profile_option
 @format_option
 @color_option
 @limit_options
@@ -35,6 +41,7 @@ def command(
     file: str,
     params: dict[str, int],
     lowered: bool,
+    profile: Profile | None,
     form: str,
     color: Colour,
     limits: Limits,
@@ -47,13 +54,17 @@ def command(
     schedule = load(file, limits)
     pieces: Iterator[str]
     if lowered:
-        result = verify(schedule, params, transports=("buffered",), limits=limits)
+        result = verify(schedule, params, transports=("buffered",), limits=limits, profile=profile)
         if result.program is None or result.calls is None:
             print_diagnostics(result.diagnostics, color, err=True)
             finish(exit_status(result.report))
         pieces = calls_json(result.calls) if form == "json" else calls_text(result.calls, result.program)
     else:
         program = expand(schedule, params, limits)
+        if profile is not None:  # says nothing of the operations, but must fit
+            from pipedsl.profile import apply_profile
+
+            program = apply_profile(profile, program)
         pieces = program_json(program) if form == "json" else program_text(program)
     for piece in pieces:
         write(piece)

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from pipedsl.api import Result
 from pipedsl.cli.checking import check_file, exit_status, name_of, print_result
 from pipedsl.cli.common import (
     color_option,
     define_option,
     file_argument,
     finish,
-    format_option,
     limit_options,
     print_json,
+    profile_option,
     transport_option,
+    verify_format_option,
+    write,
 )
 from pipedsl.diagnostics import Limits
 from pipedsl.render.document import report_document
 from pipedsl.render.style import Colour
 
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
+
 
 @click.command("verify", short_help="Prove a schedule, or show what is wrong with it.")
 @file_argument
 @define_option
+@profile_option
 @transport_option
-@format_option
+@verify_format_option
 @color_option
 @limit_options
 def command(
     file: str,
     params: dict[str, int],
+    profile: Profile | None,
     transports: tuple[str, ...],
     form: str,
     color: Colour,
@@ -39,9 +49,27 @@ def command(
 
     Exit status: 0 verified, 1 rejected, 2 wrong usage, 3 unknown.
     """
-    result = check_file(file, params, transports, limits)
-    if form == "json":
-        print_json(report_document(name_of(result, file), result.params, result.report))
-    else:
+    result = check_file(file, params, transports, limits, profile)
+    status = exit_status(result.report)
+    if form == "text":
         print_result(result, file, color)
-    finish(exit_status(result.report))
+    else:
+        _write(result, form, file, status)
+    finish(status)
+
+
+def _write(result: Result, form: str, file: str, status: int) -> None:
+    """The report in a form for programs."""
+    found = (*result.diagnostics,)
+    if form == "json":
+        document = report_document(name_of(result, file), result.params, result.report, result.memory_at_peak)
+        print_json(document)
+    elif form == "sarif":
+        from pipedsl.render.sarif import sarif_document
+
+        print_json(sarif_document(found, file, status))
+    else:
+        from pipedsl.render.annotations import concise_lines, github_lines
+
+        for text in (github_lines if form == "github" else concise_lines)(found, file):
+            write(text)

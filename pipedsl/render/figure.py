@@ -11,6 +11,7 @@ import numpy as np
 
 from pipedsl.library import UsageError
 from pipedsl.program import COMPUTE, Ints, Kind, Program
+from pipedsl.render.memory import MemoryOverTime
 from pipedsl.simulate import Timeline
 
 SUFFIXES = (".svg", ".png", ".pdf")
@@ -30,8 +31,17 @@ def check_suffix(path: str) -> str:
     return suffix[1:]
 
 
-def draw(program: Program, timeline: Timeline, heading: str, captions: Sequence[str], form: str) -> bytes:
+def draw(
+    program: Program,
+    timeline: Timeline,
+    heading: str,
+    captions: Sequence[str],
+    form: str,
+    held: MemoryOverTime | None = None,
+) -> bytes:
     """The picture as a file of format `form`, with `captions` as the lines under it.
+
+    With `held`, memory over time is a second panel under the timeline.
 
     Raises UsageError where matplotlib is not installed.
     """
@@ -41,17 +51,22 @@ def draw(program: Program, timeline: Timeline, heading: str, captions: Sequence[
     except ImportError:
         raise UsageError("drawing needs matplotlib: pip install 'pipedsl[plot]'") from None
     height = min(max(program.ranks, 2) * ROW, MOST_HEIGHT)
-    extra = 0.95 + 0.2 * len(captions)
+    top, gap, foot = 0.45, 0.62, 0.5 + 0.2 * len(captions)
+    panel = 0.0 if held is None else height + gap
+    total = top + height + panel + foot
     # Salt and metadata are what matplotlib would otherwise make up anew in every file.
     settings: Any = {"svg.hashsalt": "pipedsl", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=(WIDTH, height + extra))
-        top = 0.45
-        axes = figure.add_axes((0.06, (extra - top) / (height + extra), 0.92, height / (height + extra)))
+        figure = Figure(figsize=(WIDTH, total))
+        axes = figure.add_axes((0.06, (foot + panel) / total, 0.92, height / total))
         _draw_rows(axes, program, timeline)
         axes.set_title(heading, parse_math=False, fontsize=11, loc="left", pad=6)
+        if held is not None:
+            from pipedsl.render.memory_figure import draw_memory
+
+            draw_memory(figure.add_axes((0.06, foot / total, 0.92, height / total)), program, timeline, held)
         for index, caption in enumerate(captions):
-            y = (extra - top - 0.42 - 0.2 * index) / (height + extra)
+            y = (foot - 0.42 - 0.2 * index) / total
             figure.text(0.06, y, caption, parse_math=False, fontsize=9, va="top")
         stream = BytesIO()
         figure.savefig(stream, format=form, metadata=_metadata(form), dpi=150)
@@ -90,9 +105,14 @@ def _draw_rows(axes: Any, program: Program, timeline: Timeline) -> None:
         bars.set_rasterized(len(program) > MOST_SHAPES)
         axes.add_collection(bars)
     _write_numbers(axes, program, start, end, last)
+    dress(axes, program.ranks, last, legend)
+
+
+def dress(axes: Any, ranks: int, last: float, legend: Sequence[Any]) -> None:
+    """A row for every rank, time from 0 to `last`, and the legend above at the right."""
     axes.set_xlim(0, last or 1)
-    axes.set_ylim(program.ranks - 0.5, -0.5)
-    ticks = range(0, program.ranks, -(-program.ranks // 64))
+    axes.set_ylim(ranks - 0.5, -0.5)
+    ticks = range(0, ranks, -(-ranks // 64))
     axes.set_yticks(list(ticks), [f"rank {each}" for each in ticks], fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.tick_params(axis="y", length=0)

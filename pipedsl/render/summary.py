@@ -20,15 +20,31 @@ def title(name: str, params: Mapping[str, int]) -> str:
     return visible(f"{name} ({given})" if given else name)
 
 
-def summary_lines(report: Report, program: Program | None, claims: int = 0) -> list[Line]:
-    """Transports, metrics and claims, as far as there are any. `claims`: how many the text makes."""
+def summary_lines(
+    report: Report, program: Program | None, claims: int = 0, unchecked: int = 0, profile: str | None = None
+) -> list[Line]:
+    """Transports, metrics and claims, as far as there are any.
+
+    `claims`: how many the text makes; `unchecked`: how many of them were passed over. `profile`: the name of one whose
+    durations and sizes these are.
+    """
     facts = list(_transports(report.transports))
     if report.metrics is not None and program is not None:
+        if profile is not None:
+            facts.append(("profile", visible(profile)))
         facts += metric_facts(report.metrics, program)
     if claims and report.verdict is Verdict.VERIFIED:
-        facts.append(("claims", f"{'all ' if claims > 1 else ''}{claims} hold{'s' if claims == 1 else ''}"))
+        facts.append(("claims", _claims(claims, unchecked)))
     margin = max((len(name) for name, _ in facts), default=0)
     return [line(("dim", f"  {name:<{margin}}"), f"  {text}") for name, text in facts]
+
+
+def _claims(claims: int, unchecked: int) -> str:
+    held = claims - unchecked
+    if not unchecked:
+        return f"{'all ' if claims > 1 else ''}{claims} hold{'s' if claims == 1 else ''}"
+    why = f"{unchecked} not checked: about the schedule's own durations, not the profile's"
+    return f"{held} of {claims} hold{'s' if held == 1 else ''}, {why}" if held else why
 
 
 def metric_facts(metrics: Metrics, program: Program) -> Iterator[tuple[str, str]]:

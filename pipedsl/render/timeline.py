@@ -31,7 +31,7 @@ WIDEST_SHORTEST = 4
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
     """Columns of the picture: column k shows the middle of [k, k + 1) times `step`, in units of the timeline."""
 
     step: Fraction
@@ -49,20 +49,28 @@ class _Grid:
         )
 
 
-def timeline_lines(program: Program, timeline: Timeline, columns: int | None = None) -> list[Line]:
-    """The timeline in at most `columns` columns of a terminal; all of it when None.
+def grid_of(program: Program, timeline: Timeline, columns: int | None = None) -> Grid:
+    """The columns of the picture in at most `columns` columns of a terminal, the heads of the rows included.
 
     What does not fit is left out in the middle, in the same columns of every rank.
     """
-    digits = len(str(program.ranks - 1))
-    room = None if columns is None else max(columns - len(f"rank {'0' * digits} ||"), 2 + len(CUT))
-    grid = _grid(timeline, room)
+    room = None if columns is None else max(columns - len(row_head(program, 0)) - 1, 2 + len(CUT))
+    return _grid(timeline, room)
+
+
+def row_head(program: Program, rank: int) -> str:
+    return f"rank {rank:>{len(str(program.ranks - 1))}} |"
+
+
+def timeline_lines(program: Program, timeline: Timeline, columns: int | None = None) -> list[Line]:
+    """The timeline in at most `columns` columns of a terminal; all of it when None."""
+    grid = grid_of(program, timeline, columns)
     lines = []
     short = 0
     for rank in range(program.ranks):
         pieces, hidden = _row(program, timeline, program.rows(rank), grid)
         short += hidden
-        lines.append(line(("dim", f"rank {rank:>{digits}} |"), *pieces, ("dim", "|")))
+        lines.append(line(("dim", row_head(program, rank)), *pieces, ("dim", "|")))
     lines += [line(("dim", note)) for note in _notes(grid, timeline, short)]
     return lines
 
@@ -83,14 +91,14 @@ def legend_line(program: Program) -> Line:
     return line(*pieces, ". idle; the glyph is the microbatch")
 
 
-def _grid(timeline: Timeline, room: int | None) -> _Grid:
+def _grid(timeline: Timeline, room: int | None) -> Grid:
     """One column per greatest common divisor of all times, or coarser where that would only stretch the picture."""
     start, end = timeline.start, timeline.end
     last = int(end.max()) if len(end) else 0
     duration = end - start
     lasting = duration[duration > 0]
     if not last or not len(lasting):
-        return _Grid(Fraction(1), 0, 0, 0)
+        return Grid(Fraction(1), 0, 0, 0)
     step = Fraction(gcd(_gcd(start), _gcd(end)))
     shortest = int(lasting.min())
     if shortest > WIDEST_SHORTEST * step:
@@ -101,16 +109,16 @@ def _grid(timeline: Timeline, room: int | None) -> _Grid:
         step = Fraction(usual, 2 * WIDEST_SHORTEST)
     count = -(-last // step)
     if room is None or count <= room:
-        return _Grid(step, count, count, 0)
+        return Grid(step, count, count, 0)
     head = (room - len(CUT) + 1) // 2
-    return _Grid(step, count, head, room - len(CUT) - head)
+    return Grid(step, count, head, room - len(CUT) - head)
 
 
 def _gcd(values: Ints) -> int:
     return int(np.gcd.reduce(values))
 
 
-def _row(program: Program, timeline: Timeline, rows: range, grid: _Grid) -> tuple[list[tuple[str, str]], int]:
+def _row(program: Program, timeline: Timeline, rows: range, grid: Grid) -> tuple[list[tuple[str, str]], int]:
     """The styled pieces of one rank, and how many of its operations are too short to be seen."""
     start, end = timeline.start[rows.start : rows.stop], timeline.end[rows.start : rows.stop]
     lasting = np.flatnonzero(end > start)
@@ -131,7 +139,7 @@ def _row(program: Program, timeline: Timeline, rows: range, grid: _Grid) -> tupl
         pieces.append((STYLES[kind], glyphs[int(program.microbatch[row]) % len(glyphs)]))
     first = (start + half - 1) // (2 * half)  # the first column whose middle is not before the start
     unseen = int(np.count_nonzero((2 * first + 1) * half >= end))
-    return _with_cut(pieces, grid), unseen
+    return with_cut(pieces, grid), unseen
 
 
 def _ints(values: list[int]) -> Ints:
@@ -139,7 +147,7 @@ def _ints(values: list[int]) -> Ints:
     return array
 
 
-def _with_cut(pieces: list[tuple[str, str]], grid: _Grid) -> list[tuple[str, str]]:
+def with_cut(pieces: list[tuple[str, str]], grid: Grid) -> list[tuple[str, str]]:
     """Neighbours of one style joined, and the mark where columns are left out."""
     if not grid.cut:
         return _joined(pieces)
@@ -150,7 +158,7 @@ def _joined(pieces: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(style, "".join(text for _, text in group)) for style, group in groupby(pieces, itemgetter(0))]
 
 
-def _notes(grid: _Grid, timeline: Timeline, short: int) -> Iterator[str]:
+def _notes(grid: Grid, timeline: Timeline, short: int) -> Iterator[str]:
     unit = grid.step * timeline.unit
     if unit != 1 and grid.columns:
         yield f"one column is {_time(unit)}"

@@ -42,7 +42,7 @@ HOMES = {
     "lark": {"pipedsl.grammar", "pipedsl.parser", "pipedsl.tokens", "pipedsl.treebuilder", "pipedsl.syntax_errors"},
     "networkx": {"verify"},
     "torch": {"pipedsl.runtime"},
-    "matplotlib": {"pipedsl.render.figure"},
+    "matplotlib": {"pipedsl.render.figure", "pipedsl.render.memory_figure"},
     "z3": set(),
     "click": {"pipedsl.cli"},
 }
