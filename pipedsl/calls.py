@@ -25,6 +25,32 @@ class CallKind(IntEnum):
     WAIT = 5
 
 
+class BufferUse(IntEnum):
+    """What a rank itself does with a named buffer."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    FREE = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Buffers:
+    """The named buffers of calls; arrays of (calls,).
+
+    `number`: the buffer that a communication or a use is of, `names[number]`, or -1. `use`: a BufferUse; rows that
+    are one are of kind COMPUTE and belong to no operation.
+    """
+
+    number: Ints
+    use: Ints
+    names: Sequence[str] = field(repr=False)
+
+    def of_rows(self, rows: Ints, kind: Ints) -> Buffers:
+        """The same for calls made of these rows, whose kinds may be other ones than here: a wait has no buffer."""
+        return Buffers(np.where(kind == CallKind.WAIT, -1, self.number[rows]), self.use[rows], self.names)
+
+
 @dataclass(frozen=True)
 class MessageTags(Sequence[str]):
     """Names of the messages that lowering makes.
@@ -67,6 +93,7 @@ class Calls:
     among its rank's, or -1. `op`: the Program row that the call belongs to (the computation, the operation that
     made or wants the message), or -1. `order`: a position of each call in one global order, both ends of a message
     in the same place, if whoever made the calls knows one; a hint that the verifier checks and does not trust.
+    `buffers`: where the calls name what they send from and receive into.
     """
 
     offsets: Ints
@@ -78,6 +105,7 @@ class Calls:
     op: Ints
     tags: Sequence[str] = field(repr=False)
     order: Ints | None = None
+    buffers: Buffers | None = None
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -98,6 +126,8 @@ class Calls:
         """`isend F3@2 to rank 2`, `wait 4`, `compute`."""
         kind = CallKind(self.kind[row])
         if kind is CallKind.COMPUTE:
+            if self.buffers is not None and self.buffers.use[row] != BufferUse.NONE:
+                return f"{BufferUse(self.buffers.use[row]).name.lower()} {self.buffers.names[self.buffers.number[row]]}"
             return "compute"
         if kind is CallKind.WAIT:
             return f"wait {self.request[row]}"

@@ -40,6 +40,8 @@ CODES: Mapping[str, str] = {
     "PD301": "deadlock",
     "PD302": "messages crossed",
     "PD303": "send or receive left over",
+    "PD304": "batch too large",
+    "PD305": "buffer used while a message is under way",
     "PD401": "memory over the cap",
     "PD501": "claim does not hold",
     "PD502": "claim cannot be decided",

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipedsl.calls import CallKind, Calls
-from pipedsl.diagnostics import Diagnostic, Label, Span
+import numpy as np
+from numpy.typing import NDArray
+
+from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.program import Program
 from verify.cycle import Hop
 from verify.events import Event, EventGraph, Rule
+from verify.naming import name, span_of
+from verify.standing import heads, in_short, standing
 from verify.transports import Communicators
 
 _HELP = "let both ends list their common messages in the same order"
+_NO_DATA = "each of them receives before it sends: let one send first"
 
 
-def span_of(program: Program | None, calls: Calls, row: int) -> Span | None:
-    """Where the text asks for a call."""
-    op = int(calls.op[row])
-    return program.span_of(op) if program is not None and op >= 0 else None
-
-
-def name(calls: Calls, row: int) -> str:
-    """A call with its batch or request: `isend F0@1 to rank 1`, `wait 3 (irecv B0@0 from rank 1)`."""
-    rows = calls.rows(int(calls.rank_of()[row]))
-    if calls.kind[row] == CallKind.WAIT:
-        issues = (CallKind.ISEND, CallKind.IRECV)
-        part = slice(rows.start, rows.stop)
-        for at in (calls.request[part] == calls.request[row]).nonzero()[0].tolist():
-            if calls.kind[rows[at]] in issues:
-                return f"wait {calls.request[row]} ({name(calls, rows[at])})"
-    elif calls.batch[row] >= 0:
-        members = [at for at in range(row, rows.stop) if calls.batch[at] == calls.batch[row]]
-        shown = ", ".join(calls.label(at) for at in members[:4]) + (", ..." if len(members) > 4 else "")
-        return f"batch [{shown}]"
-    return calls.label(row)
-
-
-def deadlock(graph: EventGraph, cycle: Sequence[Hop], program: Program | None) -> Diagnostic:
+def deadlock(graph: EventGraph, stuck: NDArray[np.bool_], cycle: Sequence[Hop], program: Program | None) -> Diagnostic:
     """PD301 for one cycle. The caller says on which transports."""
     hops = _hops(graph, cycle)
     spans = [span_of(program, graph.calls, row) for row, _ in hops]
@@ -48,9 +31,19 @@ def deadlock(graph: EventGraph, cycle: Sequence[Hop], program: Program | None) -
         f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
     )
     whom = "each other" if len(ranks) > 1 else "itself"
-    message = f"deadlock: {who} for {whom}"
+    cold = any(hop.rule == Rule.FIRST_USE for hop in cycle)
+    message = f"deadlock{' in connection set-up' if cold else ''}: {who} for {whom}"
     first = next((span for span in spans if span is not None), None)
-    return Diagnostic("PD301", message, first, labels if not notes else (), notes, help=_HELP)
+    short = in_short(graph, cycle)
+    more = (*(() if short is None else (short,)), *heads(graph, ranks), *standing(graph, stuck, ranks))
+    return Diagnostic(
+        "PD301",
+        message,
+        first,
+        labels if not notes else (),
+        notes + more,
+        help=_NO_DATA if graph.transport.buffered else _HELP,
+    )
 
 
 def never_gathered(graph: EventGraph, program: Program | None) -> Diagnostic | None:

@@ -73,7 +73,7 @@ def _freed(program: Program, calls: Calls, at: Ints, done: Ints) -> list[Diagnos
     bad = ~blocking & (rank[freeing] == calls.rank_of()[sends]) & ((done[sends] < 0) | (done[sends] > at[freeing]))
     return [
         Diagnostic(
-            "PD303",
+            "PD305",
             f"{program.label(int(freeing[k]))} frees what `{calls.label(int(sends[k]))}` may still be sending",
             program.span_of(int(freeing[k])),
         )

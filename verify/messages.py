@@ -10,12 +10,13 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints, Program
-from verify.counterexample import span_of
 from verify.matching import SENDS, channels, match, without
+from verify.naming import span_of
 from verify.transports import BY_NAME, Transport
 from verify.wording import and_more
 
 _MOST_FINDINGS = 20
+_NEVER_WAITED = "is never waited for"
 
 
 def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
@@ -28,7 +29,7 @@ def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
     again = waits[order][1:][(np.diff(rank[waits][order]) == 0) & (np.diff(calls.request[waits][order]) == 0)]
     idle = without(calls, waits, wait)
     faults = (
-        (without(calls, issues, issue), "is never waited for"),
+        (without(calls, issues, issue), _NEVER_WAITED),
         (idle, "waits for a request that is never made"),
         (without(calls, np.sort(again), idle), "waits for a request that was waited for before"),
         (np.unique(wait[wait < issue]), "comes before the request that it waits for"),
@@ -39,8 +40,17 @@ def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
             own = rows[rank[rows] == number]
             first = int(own[0])
             message = f"rank {number}: `{calls.label(first)}` {what}{and_more(len(own) - 1)}"
-            found.append(Diagnostic("PD303", message, span_of(program, calls, first)))
+            notes = _lifetime(calls, first) if what == _NEVER_WAITED else ()
+            found.append(Diagnostic("PD303", message, span_of(program, calls, first), notes=notes))
     return found[:_MOST_FINDINGS]
+
+
+def _lifetime(calls: Calls, row: int) -> tuple[str]:
+    """What may happen to the buffer of a request that nobody waits for."""
+    tag = calls.tags[int(calls.tag[row])]
+    sends = calls.kind[row] in SENDS
+    early = "released before its send has completed" if sends else "read before its message has arrived"
+    return (f"not a hang of its own, but a lifetime error: the buffer of {tag} may be {early}",)
 
 
 def crossed(calls: Calls, transport: Transport) -> bool:

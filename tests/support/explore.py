@@ -7,7 +7,9 @@ Written apart from `verify`: states and moves, no event graph. `run` makes rando
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 TRANSPORTS = (
     "buffered",
@@ -31,7 +33,9 @@ class Part:
     key: tuple[object, ...] = ()
     stream: tuple[object, ...] = ()
     partner: Part | None = field(default=None, repr=False)
+    before: Part | None = field(default=None, repr=False)  # the send whose place in its channel's buffer this one takes
     call: int = -1
+    buffered: bool = False
 
     @property
     def direction(self) -> tuple[int, int]:
@@ -50,16 +54,22 @@ class Call:
     never: bool = False  # a first use that some rank never comes to
 
 
+Edges = Iterable[tuple[str, int, int]]
 State = tuple[tuple[int, ...], frozenset[int], frozenset[int]]  # next call of each host, started, finished
 
 
 class Machine:
     """The calls of `document` (as in the case files) on one transport."""
 
-    def __init__(self, document: dict, transport: str) -> None:
+    def __init__(
+        self, document: dict, transport: str, warm: Edges = (), buffers: dict[tuple[int, int], int] | None = None
+    ) -> None:
+        """`warm`: edges used before, `("pair" or "group", a, b)`. `buffers`: room for messages, by direction."""
         self.transport = transport
         self.nccl = not transport.startswith(("buffered", "gloo"))
-        self.cold = transport in ("nccl-lazy", "nccl-eager")
+        self.cold = self.nccl and not transport.endswith("-warm")
+        self.warm = set(warm)
+        self.buffers = buffers or {}
         self.calls: list[Call] = []
         self.of_rank: list[list[int]] = []
         for rank, rows in enumerate(document["ranks"]):
@@ -119,6 +129,11 @@ class Machine:
         for key, queue in sends.items():
             for a, b in zip(queue, receives.get(key, []), strict=False):
                 a.partner, b.partner = b, a
+        for direction, room in self.buffers.items():
+            queue = [part for call in self.calls for part in call.parts if part.sends and part.direction == direction]
+            for number, part in enumerate(queue):
+                part.buffered = True
+                part.before = queue[number - room] if number >= room else None
 
     def _queue(self) -> None:
         last: dict[tuple, list[int]] = {}
@@ -138,12 +153,23 @@ class Machine:
                     first.setdefault(("communicator", part.key[0], part.rank), number)
         groups: dict[tuple, list[int]] = {}
         for (what, key, _), number in first.items():
+            if self._is_warm(what, key):
+                continue
             groups.setdefault((what, key), []).append(number)
         for (what, key), members in groups.items():
             size = len(self.of_rank) if (what, key) == ("communicator", "group") else 2
             for number in members:
                 self.calls[number].meets.append(frozenset(members))
                 self.calls[number].never |= len(members) < size
+
+    def _is_warm(self, what: str, key: object) -> bool:
+        """Whether a use of this communicator, or of this direction of one, came before."""
+        if what == "communicator":
+            if key == "group":
+                return any(kind == "group" for kind, _, _ in self.warm)
+            return ("pair", *key) in self.warm
+        communicator = "group" if "eager" in self.transport or key[0] == "group" else "pair"
+        return (communicator, *sorted(key[-1])) in self.warm
 
     def start(self) -> State:
         return tuple(0 for _ in self.of_rank), frozenset(), frozenset()
@@ -172,6 +198,10 @@ class Machine:
     def _arrived(self, part: Part, started: frozenset[int]) -> bool:
         if self.transport == "buffered" and part.sends:
             return True
+        if part.buffered:
+            if part.before is None:
+                return True
+            part = part.before
         return part.partner is not None and part.partner.call in started
 
     def _host_moves(self, places: tuple[int, ...], finished: frozenset[int]) -> list[set[int]]:
@@ -204,9 +234,9 @@ class Machine:
         return not finished.issuperset(holding)
 
 
-def run(document: dict, transport: str, seed: int) -> bool:
-    """Whether a run with random moves hangs."""
-    machine, choose = Machine(document, transport), random.Random(seed)
+def run(document: dict, transport: str, seed: int, **assumed: Any) -> bool:
+    """Whether a run with random moves hangs. `assumed`: `warm` and `buffers` of Machine."""
+    machine, choose = Machine(document, transport, **assumed), random.Random(seed)
     state = machine.start()
     while moves := machine.moves(state):
         state = choose.choice(moves)

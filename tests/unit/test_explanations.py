@@ -6,7 +6,7 @@ from pipedsl.api import verify_text
 from pipedsl.codes import CODES, Example, explanation
 from verify import Verdict
 
-NOT_IN_A_SCHEDULE = {"PD101", "PD303"}
+NOT_IN_A_SCHEDULE = {"PD101", "PD303", "PD304", "PD305"}
 
 
 def found(example: Example) -> tuple[Verdict, set[str]]:
