@@ -43,4 +43,4 @@ def test_gradients_equal_one_process(p: int, tmp_path: Path) -> None:
     listing = tmp_path / "cases.json"
     listing.write_text(json.dumps(cases))
     assert {case["name"].split()[0] for case in cases} == set(schedules)
-    succeed(launch(WORKER, p, [str(listing)], timeout=150))
+    succeed(launch(WORKER, p, [str(listing)], timeout=250))
