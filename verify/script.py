@@ -91,7 +91,7 @@ def write_script(calls: Calls, scripts: Sequence[Script]) -> Calls:
     kind: Ints = np.array(kinds, calls.kind.dtype)
     row: Ints = np.array(rows, np.int64)
     talks = (kind != CallKind.WAIT) & (kind != CallKind.COMPUTE)
-    known = bool(order) and min(order) >= 0
+    known = all(place >= 0 for place in order)
 
     def column(values: Ints, only: Ints) -> Ints:
         found: Ints = np.where(only, values[row], -1)

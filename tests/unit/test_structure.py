@@ -227,6 +227,6 @@ def test_buffers_freed_too_soon_and_data_used_too_soon() -> None:
         return [f"{one.code} {one.message}" for one in verify(program, changed).diagnostics]
 
     assert moved("wait 0", 0, calls.rows(0).stop - 1)[0] == (
-        "PD303 B stage 0 microbatch 0 frees what `isend F0@1 to rank 1` may still be sending"
+        "PD305 B stage 0 microbatch 0 frees what `isend F0@1 to rank 1` may still be sending"
     )
     assert moved("wait 2", 0, calls.rows(0).stop - 1)[0].startswith("PD209 B stage 0 microbatch 0 runs before its data")
