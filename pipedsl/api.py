@@ -23,7 +23,7 @@ from pipedsl.library import find
 from pipedsl.occupancy import Part, memory_used, parts_at_peaks
 from pipedsl.parser import parse, read_source
 from pipedsl.program import Costs, Program
-from pipedsl.simulate import Metrics, Timeline, measure, simulate
+from pipedsl.simulate import Metrics, Stuck, Timeline, measure, simulate
 from pipedsl.syntax import Claim, ExpectBlock, Name, Schedule
 from verify import TRANSPORTS, Report, Verdict, check_calls
 from verify import verify as verify_program
@@ -142,6 +142,42 @@ def verify(
     except DiagnosticError as error:
         report = rejection(error)
     return Result(schedule, program.params, program, report, profile)
+
+
+def advise(result: Result, *, thorough: bool = False, limits: Limits | None = None) -> tuple[Diagnostic, ...]:
+    """What a verified schedule could do better: codes PD901 and on, which are no findings.
+
+    `thorough` looks for moves of single operations for up to some ten seconds; without it, some 50 ms.
+    """
+    program, report = result.program, result.report
+    if report.verdict is not Verdict.VERIFIED or program is None or not report.metrics:
+        return ()
+    if report.timeline is None or report.calls is None:
+        return ()
+    from verify.advice import advise as advise_on
+    from verify.advice import few_microbatches
+
+    found = advise_on(program, report.calls, report.timeline, report.metrics, thorough)
+    few = few_microbatches(program, report.metrics, _with_microbatches(result, 4 * program.ranks, limits or Limits()))
+    return (*found, *([few] if few else []))
+
+
+def _with_microbatches(result: Result, m: int, limits: Limits) -> Metrics | None:
+    """The metrics of a result with more microbatches; None where they are not quickly known."""
+    program, schedule = result.program, result.schedule
+    if schedule is None or program is None or m <= program.microbatches:
+        return None
+    if len(program) * m > 20_000 * program.microbatches:
+        return None
+    try:
+        more = expand(schedule, {**result.params, "m": m}, limits)
+        if result.profile is not None:
+            from pipedsl.profile import apply_profile
+
+            more = apply_profile(result.profile, more)
+        return measure(more, simulate(more))
+    except (DiagnosticError, Stuck):
+        return None
 
 
 def verify_text(text: str, params: Mapping[str, int], name: str = "<text>") -> Report:
