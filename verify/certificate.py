@@ -121,7 +121,7 @@ class _Numbering:
 def _orders(calls: Calls, names: Sequence[str], steps: _Numbering) -> list[dict[str, Any]]:
     """The evidence for these transports: one order of messages or events for all, else one of events for each."""
     if not names:
-        return []
+        raise ValueError("a certificate is for a transport at least")
     messages = _message_order(calls, steps)
     if messages is not None:
         return [{"transports": list(names), "messages": messages.tolist()}]

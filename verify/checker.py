@@ -25,15 +25,16 @@ SIZES = ("activation", "held_by_w", "input", "output", "weights", "gradients", "
 STREAMS = {"buffered": "", "gloo": "", "nccl-lazy": "pair", "nccl-lazy-warm": "pair", "nccl-eager": "rank"}
 STREAMS |= {"nccl-eager-warm": "rank", "group-per-direction-warm": "direction"}
 COLD = ("nccl-lazy", "nccl-eager")  # the first use of a communicator or direction holds the host
+ALSO = {"buffered": "gloo", "nccl-lazy-warm": "nccl-lazy", "nccl-eager-warm": "nccl-eager"}  # rules among those of
 
 
 class Refused(Exception):
     """Where, and why."""
 
 
-def need(holds: bool, where: str, why: str) -> None:
+def need(holds: bool, where: str, why: str, *values: Any) -> None:
     if not holds:
-        raise Refused(f"{where}: {why}")
+        raise Refused(f"{where}: {why.format(*values) if values else why}")
 
 
 def read(path: str) -> Any:
@@ -133,13 +134,14 @@ def matches(calls: Calls, transport: str) -> list[tuple[int, int]]:
     for step, rank, sends, peer, tag, batched in calls.messages:
         group = (batched and stream == "pair") if stream else tag
         ends[sends].setdefault((rank, peer, group) if sends else (peer, rank, group), []).append((step, tag))
-        need(rank != peer or not stream, f"rank {rank}", "sends to itself, which NCCL does not define")
+        need(rank != peer or not stream, "calls", "rank {} sends to itself, which NCCL does not define", rank)
     pairs = []
     for key in ends[0].keys() | ends[1].keys():
         received, sent = ends[0].get(key, []), ends[1].get(key, [])
-        right = [tag for _, tag in received] == [tag for _, tag in sent]
-        need(right, f"from rank {key[0]} to rank {key[1]}", "messages are left over or meet the receives of others")
-        pairs += [(send, receive) for (send, _), (receive, _) in zip(sent, received, strict=True)]
+        need(len(received) == len(sent), f"from rank {key[0]} to rank {key[1]}", "messages are left over")
+        for (send, tag), (receive, wanted) in zip(sent, received, strict=True):
+            need(tag == wanted, "calls", "{!a} meets the receive of {!a}", calls.tags[tag], calls.tags[wanted])
+            pairs.append((send, receive))
     return pairs
 
 
@@ -152,7 +154,7 @@ def times_of(order: Any, where: str, calls: Calls, transports: list[str]) -> lis
         events = items(order["events"], where, int)
     when = [-1] * (3 * len(calls.owner))
     for time, event in enumerate(events):
-        need(0 <= event < len(when) and when[event] < 0, f"{where}, event {time}", "no such event, or it happens twice")
+        need(0 <= event < len(when) and when[event] < 0, where, "event {}: none such, or it happens twice", time)
         when[event] = time
     times = [when[k::3] for k in range(3)]
     needed = times if set(transports) & set(COLD) else times[1:]
@@ -170,20 +172,20 @@ def replay(calls: Calls, transport: str, times: list[list[int]], where: str) -> 
                 queue = {"pair": -1 if batched else x, "direction": 2 * x + (letter in "Ss")}.get(stream, 0)
                 before = last.get(queue, step) if stream else step
                 free = before == step or finish[before] < start[step]
-                need(free and gate < start[step] < finish[step], where, f"step {step} starts or finishes too early")
+                need(free and gate < start[step] < finish[step], where, "step {} starts or finishes too early", step)
                 last[queue] = step
             if letter in "SRw":
                 gate = max(gate, finish[step])
     for send, receive in matches(calls, transport):
         met = start[send] < finish[receive] and (start[receive] < finish[send] or transport == "buffered")
-        need(met, where, f"steps {send} and {receive} are one message; one finishes before the other starts")
+        need(met, where, "steps {} and {} are one message; one finishes before the other starts", send, receive)
     if transport in COLD:
         reached = [launch[s - 1] if s and calls.owner[s - 1] == calls.owner[s] else -1 for s in range(len(launch))]
         groups, gathered = first_uses(calls, stream == "pair"), reached[:]
         for step, group in enumerate(groups):
             gathered[group] = max(gathered[group], reached[step])
         for step, group in enumerate(groups):
-            need(gathered[group] < launch[step] < start[step], where, f"step {step} is launched or starts too early")
+            need(gathered[group] < launch[step] < start[step], where, "step {} is launched or starts too early", step)
 
 
 def first_uses(calls: Calls, lazy: bool) -> list[int]:
@@ -289,13 +291,13 @@ def check_rank(program: Program, calls: Calls, rank: int) -> list[Any]:
             (before, now), backward = LEVELS[letter], letter != "F"
             inside = 0 <= x < len(program.placement) and 0 <= y < program.microbatches
             need(inside and program.placement[x] == rank, where, "no such microbatch, or no such stage on this rank")
-            need(level.get((x, y), 0) == before, where, f"{letter} runs twice, or before what it needs")
+            need(level.get((x, y), 0) == before, where, "{} runs twice, or before what it needs", letter)
             if letter != "W":
                 source = program.sources[x][backward]
                 local = source != rank or level.get((x + 1 if backward else x - 1, y), 0) > backward
                 there = source in (rank, -1) or (backward, x, y) in arrived
-                need(local and there, where, f"{letter} runs before its data is made or has been waited for")
-                need((x, y) not in sending, where, f"{letter} frees what may still be under way")
+                need(local and there, where, "{} runs before its data is made or has been waited for", letter)
+                need((x, y) not in sending, where, "{} frees what may still be under way", letter)
             level[x, y] = now
             taken, given, change = program.changes[x % program.stages][letter]
             most, memory, held = max(most, memory + taken), memory + taken - given, held + change
@@ -306,7 +308,7 @@ def check_rank(program: Program, calls: Calls, rank: int) -> list[Any]:
             need(tag in program.due and (tag, sends) not in seen, where, "no message of the program, or a second time")
             source, target, backward, maker, user, mb, size = program.due[tag]
             need((rank, x) == ((source, target) if sends else (target, source)), where, "not between these ranks")
-            need(not sends or level.get((maker, mb), 0) > backward, where, f"{tag} is sent before it is made")
+            need(not sends or level.get((maker, mb), 0) > backward, where, "{} is sent before it is made", tag)
             seen.add((tag, sends))
             sending.update({(maker, mb)} if sends else ())
             settle, what = (sending.discard, (maker, mb)) if sends else (arrived.add, (backward, user, mb))
@@ -360,14 +362,14 @@ def check(certificate: Any, subject: Any) -> str:
     body = {name: value for name, value in certificate.items() if name != "sha256"}
     same(digest, hashlib.sha256(canonical(body).encode()).hexdigest(), "sha256")
     calls, safe, written = read_calls(ranks, tags), list[str](), list[list[list[Any]]]()
-    for index, order in enumerate(items(orders, "orders", dict)):
+    for index, order in enumerate(items(orders, "orders", dict) or [{}]):
         where = f"orders[{index}]"
         claimed, _ = fields(order, where, "transports", "messages" if "messages" in order else "events")
         for name in items(claimed, where, str) or ["none"]:
             need(name in STREAMS and name not in safe, where, f"{name!a} is no transport, or claimed twice")
             safe.append(name)
         times = times_of(order, where, calls, claimed)
-        for name in claimed:
+        for name in {*claimed} - {name for name in claimed if ALSO.get(name) in claimed}:
             replay(calls, name, times, f"{where}, {name}")
     operations = sum(letter in LEVELS for entries in calls.entries for letter, *_ in entries)
     if head is not None:
@@ -375,7 +377,7 @@ def check(certificate: Any, subject: Any) -> str:
     else:
         need(memory is None and not operations, "program", "operations or memory, but no program")
     check_subject(subject, head, memory, calls, written)
-    return f"safe on {', '.join(safe) or 'no transport'}"
+    return f"safe on {', '.join(safe)}"
 
 
 def main(arguments: list[str]) -> int:
