@@ -47,6 +47,8 @@ def find_helps(
     calls: Calls, transports: Iterable[Transport], budget: int = BUDGET
 ) -> tuple[list[tuple[str, Help]], tuple[str, ...]]:
     """The same, as what was tried: the name of the transport, and the changed calls and assumptions."""
+    if len(calls) > budget:
+        return [], tuple(transport.name for transport in transports)
     if len(match(calls, BY_NAME["gloo"]).left) or (calls.peer == calls.rank_of()).any() or read_script(calls) is None:
         return [], ()
     search, found, stopped = Searcher(budget), list[tuple[str, Help]](), list[str]()

@@ -1,0 +1,174 @@
+"""A Program as a `.sched` text, for what was mended or read from another format.
+
+The text holds for the one p and m of the program. Operations have no index where a rank runs the microbatches of a kind
+and chunk in order; what repeats is written as a repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from fractions import Fraction
+from textwrap import wrap
+
+import numpy as np
+
+from pipedsl.diagnostics import Diagnostic, DiagnosticError
+from pipedsl.program import Ints, Kind, Program
+
+_WIDTH = 100
+_LONGEST = 48  # operations in what is looked for as a repetition
+_INDENT = "    "
+_KIB = 1024
+_COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "backward_weight"), ("send", "send"))
+
+
+def program_text(program: Program, comment: str = "") -> str:
+    """The text; `expand` makes the same program of it. Raises DiagnosticError (PD113) for replicas."""
+    if program.placement.shape[0] > 1:
+        raise DiagnosticError([Diagnostic("PD113", "a schedule with replicas cannot be written", program.header_span)])
+    p, m = program.ranks, program.microbatches
+    lines = [f"# {line}".rstrip() for line in wrap(comment, _WIDTH - 2)]
+    lines += [
+        f"schedule {program.name}(p = {p}, m = {m})",
+        f'require p == {p} and m == {m}, "this text was written for {p} ranks and {m} microbatches"',
+        "",
+        f"stages {program.stages}",
+        f"place s -> {_choice('s', program.placement[0].tolist(), str)}",
+    ]
+    for rank in range(p):
+        lines += ["", f"rank r where r == {rank} {{", _INDENT + " ".join(_words(program, rank)), "}"]
+    lines += [*_costs(program), *_memory(program)]
+    return "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line as several where it is long; layout is free."""
+    if len(line) <= _WIDTH:
+        return [line]
+    return wrap(line, _WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False)
+
+
+# ----------------------------------------------------------------- operations
+
+
+def _words(program: Program, rank: int) -> list[str]:
+    """A rank's operations, folded."""
+    rows = program.rows(rank)
+    chunks = program.chunks(rank)
+    number = {stage: chunk for chunk, (_, stage) in enumerate(chunks)}
+    part = slice(rows.start, rows.stop)
+    kinds, stages, microbatches = (column[part] for column in (program.kind, program.stage, program.microbatch))
+    counted = _in_order(kinds, stages, microbatches)
+    names = []
+    for kind, stage, microbatch in zip(kinds.tolist(), stages.tolist(), microbatches.tolist(), strict=True):
+        at = f"@{number[stage]}" if len(chunks) > 1 else ""
+        index = "" if (kind, stage) in counted else f"[{microbatch}]"
+        names.append(f"{Kind(kind).name}{at}{index}")
+    return fold(names)
+
+
+def _in_order(kinds: Ints, stages: Ints, microbatches: Ints) -> set[tuple[int, int]]:
+    """The (kind, stage) whose microbatches run as they are numbered."""
+    found = set()
+    for kind, stage in set(zip(kinds.tolist(), stages.tolist(), strict=True)):
+        own = microbatches[(kinds == kind) & (stages == stage)]
+        if np.array_equal(own, np.arange(len(own))):
+            found.add((kind, stage))
+    return found
+
+
+def fold(names: Sequence[str]) -> list[str]:
+    """Words in which what repeats at once is written as `F * 3` and `(F B) * 5`, as short as such a text can be."""
+    count = len(names)
+    times = {length: _repeats(names, length) for length in range(1, min(_LONGEST, count // 2) + 1)}
+    shortest = [0] * (count + 1)  # tokens from each place on
+    choice = [0] * count  # the length of what is repeated, 0 for nothing
+    for at in range(count - 1, -1, -1):
+        shortest[at] = 1 + shortest[at + 1]
+        for length, repeats in times.items():
+            if repeats[at] > 1:
+                tokens = (3 if length == 1 else length + 4) + shortest[at + length * repeats[at]]
+                if tokens < shortest[at] + (length > 1):
+                    shortest[at], choice[at] = tokens, length
+    words: list[str] = []
+    at = 0
+    while at < count:
+        length = choice[at]
+        repeats_here = times[length][at] if length else 1
+        if not length:
+            words.append(names[at])
+        elif length == 1:
+            words += [names[at], "*", str(repeats_here)]
+        else:
+            words += f"({' '.join(fold(names[at : at + length]))}) * {repeats_here}".split(" ")
+        at += length * repeats_here or 1
+    return words
+
+
+def _repeats(names: Sequence[str], length: int) -> list[int]:
+    """How often the `length` names from each place on follow each other."""
+    count = len(names)
+    alike = [0] * (count + 1)  # names from each place on that are as those `length` later
+    for at in range(count - length - 1, -1, -1):
+        alike[at] = alike[at + 1] + 1 if names[at] == names[at + length] else 0
+    return [1 + alike[at] // length for at in range(count)]
+
+
+# --------------------------------------------------------------------- values
+
+
+def _choice(variable: str, values: Sequence[object], text: Callable[[object], str]) -> str:
+    """An expression that is `values[k]` where the variable is k."""
+    period = max((int(value) for value in values if isinstance(value, int)), default=0) + 1
+    if period > 1 and list(values) == [k % period for k in range(len(values))]:
+        return variable if period == len(values) else f"{variable} % {period}"
+    runs = [(0, values[0])]
+    runs += [(k, value) for k, value in enumerate(values) if k and value != values[k - 1]]
+    return _halves(variable, runs, text)
+
+
+def _halves(variable: str, runs: Sequence[tuple[int, object]], text: Callable[[object], str]) -> str:
+    """Halved again and again, so that a thousand runs are nested ten deep."""
+    if len(runs) == 1:
+        return text(runs[0][1])
+    half = len(runs) // 2
+    low, high = (_halves(variable, part, text) for part in (runs[:half], runs[half:]))
+    low = f"({low})" if half > 1 else low
+    return f"{low} if {variable} < {runs[half][0]} else {high}"
+
+
+def _costs(program: Program) -> list[str]:
+    """The `cost` block, without what is so by itself."""
+    costs, ones = program.costs, (Fraction(1),) * program.stages
+    both = tuple(i + w for i, w in zip(costs.backward_input, costs.backward_weight, strict=True))
+    usual = {"F": ones, "I": ones, "W": ones, "B": both, "send": (Fraction(0),) * program.stages}
+    values = [(name, getattr(costs, attribute)) for name, attribute in _COSTS]
+    entries = [f"    {name} = {_choice('s', each, str)}" for name, each in values if each != usual[name]]
+    return ["", "cost s {", *entries, "}"] if entries else []
+
+
+def _memory(program: Program) -> list[str]:
+    """The `memory` block, without what is so by itself; all of it where sizes are bytes."""
+    memory = program.memory
+
+    def size(value: object) -> str:
+        if not memory.in_bytes:
+            return str(value)
+        whole = Fraction(str(value)) / _KIB
+        return f"{whole.numerator} KiB" + (f" / {whole.denominator}" if whole.denominator > 1 else "")
+
+    usual: dict[str, object] = {
+        "activation": (Fraction(1),) * program.stages,
+        "held_by_w": memory.activation,
+        "gradients": memory.weights,
+    }
+    entries = []
+    for field in fields(memory):
+        values = getattr(memory, field.name)
+        if not isinstance(values, tuple) or None in values:
+            continue
+        if memory.in_bytes or values != usual.get(field.name, (Fraction(0),) * len(values)):
+            variable = "r" if field.name == "cap" else "s"
+            entries.append(f"    {field.name}({variable}) = {_choice(variable, values, size)}")
+    return ["", "memory {", *entries, "}"] if entries else []
