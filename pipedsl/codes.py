@@ -1,8 +1,9 @@
 """The table of diagnostic codes, and the explanation of each.
 
 An explanation is `explanations/PDxxx.md`: paragraphs, and two fenced texts. The one whose info string is `sched fails`,
-with its parameters as `-D name=value`, ends in the code; the one with `sched verified` is the mended one. A code that
-no `.sched` text can have (a file that cannot be read, a Calls file) has neither.
+with its parameters as `-D name=value`, ends in the code (`sched advised`, where the code is advice on what is
+verified); the one with `sched verified` is the mended one. A code that no `.sched` text can have (a file that cannot be
+read, a Calls file) has neither.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ CODES: Mapping[str, str] = {
     "PD401": "memory over the cap",
     "PD501": "claim does not hold",
     "PD502": "claim cannot be decided",
+    "PD901": "a move would shorten it",
+    "PD902": "memory held longer than needed",
+    "PD903": "receive posted too early",
+    "PD904": "few microbatches",
 }
 """What each code says, in a few words."""
 
@@ -68,7 +73,7 @@ class Explanation:
     mended: Example | None
 
 
-_FENCE = re.compile(r"^```sched (fails|verified)((?: -D \w+=\d+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```sched (fails|advised|verified)((?: -D \w+=\d+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def explanation(code: str) -> Explanation:
@@ -78,7 +83,7 @@ def explanation(code: str) -> Explanation:
     title = CODES[code]
     text = files("pipedsl").joinpath("explanations", f"{code}.md").read_text("utf-8")
     examples = {role: Example(body, _parameters(params)) for role, params, body in _FENCE.findall(text)}
-    return Explanation(code, title, text, examples.get("fails"), examples.get("verified"))
+    return Explanation(code, title, text, examples.get("fails") or examples.get("advised"), examples.get("verified"))
 
 
 def _parameters(text: str) -> dict[str, int]:

@@ -53,5 +53,7 @@ def _caption(fence: str) -> str:
     """```` ```sched fails -D p=2 ```` as words."""
     _, _, info = fence.removeprefix("```").partition(" ")
     role, _, arguments = info.partition(" ")
-    what = {"fails": "This fails", "verified": "This is verified"}.get(role, "Example")
+    what = {"fails": "This fails", "advised": "This gets the advice", "verified": "This is verified"}.get(
+        role, "Example"
+    )
     return f"{what} with {arguments}:" if arguments else f"{what}:"

@@ -182,9 +182,14 @@ def test_dependency_graph() -> None:
 
 def test_memory_over_the_cap_shows_what_is_alive() -> None:
     found = first(one_f_one_b(4, 8), sizes=memory(4, 4, 2, weights=1, cap=9))
-    assert (found.code, found.message) == ("PD401", "rank 0 holds 10 at its peak, over its cap of 9")
+    assert (found.code, found.message) == ("PD401", "rank 0 holds 10 at its peak, 1 over its cap of 9")
     assert [label.text for label in found.labels] == ["the peak is at F stage 0 microbatch 3"]
-    assert found.notes == ("weights and gradients: 2", "activations of stage 0: 4 x 2, microbatches 0, 1, 2, 3")
+    assert found.notes == (
+        "the peak is at time 3, when F stage 0 microbatch 3 starts; alive then:",
+        "weights: 1",
+        "gradients: 1",
+        "activations: 8, stage 0: 4 x 2, microbatches 0, 1, 2, 3",
+    )
 
 
 def test_memory_at_the_cap_is_fine() -> None:
@@ -197,13 +202,18 @@ def test_memory_held_for_w_and_buffers_are_told() -> None:
         sizes=memory(2, 2, 4, 2, output=1, cap=6),
     )
     assert found.code == "PD401"
-    assert "held for W of stage 0: 1 x 2, microbatches 0" in found.notes
-    assert any(note.startswith("buffers of ") for note in found.notes)
+    assert found.notes == (
+        "the peak is at time 5, at irecv B1@0 from rank 1; alive then:",
+        "activations: 4, stage 0: 1 x 4, microbatch 1",
+        "held for W: 2, stage 0: 1 x 2, microbatch 0",
+        "send buffers: 1, F1@1",
+        "receive buffers: 1, B1@0",
+    )
 
 
 def test_weights_alone_over_the_cap() -> None:
     found = first([["F0", "B0"]], sizes=memory(1, 1, 0, weights=5, cap=9))
-    assert found.message == "rank 0 holds 10 at its peak, over its cap of 9"
+    assert found.message == "rank 0 holds 10 at its peak, 1 over its cap of 9"
 
 
 @pytest.mark.parametrize(("size", "text"), [(3 * 2**30 // 2, "1.5 GiB"), (2**20, "1 MiB"), (1000, "1000 bytes")])
