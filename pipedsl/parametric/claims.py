@@ -6,7 +6,7 @@ proved for all of them by the arguments of `pipedsl.cost_proofs`, whose runs are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
@@ -16,11 +16,12 @@ from pipedsl.claims import FLIPPED
 from pipedsl.cost_proofs import Domain, Facts, Vector, bounded, compared, starts_are_paths
 from pipedsl.diagnostics import DiagnosticError, Span
 from pipedsl.evaluate import Budget, Evaluator, Intrinsic, Value, as_truth, fail, nodes
+from pipedsl.lower import lower
 from pipedsl.parametric.residue import Residue
 from pipedsl.parametric.values import Growing, Scope, Unanalysable, of_line
 from pipedsl.parametric.words import Unknown
 from pipedsl.program import Costs, Program
-from pipedsl.simulate import Metrics
+from pipedsl.simulate import Metrics, measure, simulate
 from pipedsl.symbolic import Polynomial, Ratio, Undecidable
 from pipedsl.syntax import Binary, Call, Claim, Compare, ExpectBlock, Expr, Name
 from verify.forall import Linear, ParametricProgram, Prover, Run, Threshold, TooLate, activation_peaks, memory_peaks
@@ -42,11 +43,12 @@ class Known:
     _peaks: tuple[Linear, ...] | None = None
     _memory: tuple[Linear, ...] | None = None
     _run: Run | None = None
-    runs: dict[Vector, Metrics] = field(default_factory=dict)
+    _metrics: dict[int, Metrics] = field(default_factory=dict)
 
-    def peaks(self) -> tuple[Linear, ...]:
+    def peaks(self, span: Span) -> tuple[Linear, ...]:
         if self._peaks is None:
             self._peaks = activation_peaks(self.program, self.threshold)
+            self._confirm(self._peaks, lambda metrics: metrics.peak_activations, span)
         return self._peaks
 
     def memory(self, span: Span) -> tuple[Linear, ...]:
@@ -54,13 +56,29 @@ class Known:
             raise Unknown(span, "message buffers have a size, and what they take is not analysed for all m")
         if self._memory is None:
             self._memory = memory_peaks(self.program, self.threshold)
+            self._confirm(self._memory, lambda metrics: metrics.memory, span)
         return self._memory
 
-    def run(self) -> Run | None:
-        """The run under the file's costs; None where its times are not proved."""
+    def run(self, span: Span) -> Run:
+        """The run under the file's costs."""
         if self._run is None:
-            self._run = self.prover.prove_times(self.program.costs, self.threshold)
+            run = self.prover.prove_times(self.program.costs, self.threshold)
+            if run is None:
+                raise Unknown(span, "the times of a run are not proved to be regular in m")
+            lines = (run.makespan, run.span, *run.busy)
+            self._confirm(lines, lambda metrics: (metrics.makespan, metrics.span, *metrics.busy), span)
+            self._run = run
         return self._run
+
+    def _confirm(self, lines: Sequence[Linear], measured: Callable[[Metrics], Sequence[Fraction]], span: Span) -> None:
+        """Compare with the ordinary metrics at two q: no part of the proof, but both must mean the same."""
+        for size in (self.threshold.start, self.threshold.start + 1):
+            if size not in self._metrics:
+                program = self.program.at(size)
+                timeline = simulate(program)
+                self._metrics[size] = measure(program, timeline, lower(program, timeline))
+            if [line.at(size) for line in lines] != list(measured(self._metrics[size])):
+                raise Unknown(span, f"the analysis is wrong at m = {self.residue.m(size)}")
 
 
 def first_failure(claim: Claim, known: Known) -> int | None:
@@ -99,9 +117,8 @@ class _Judge:
         )
         self.slots = {RANK_VARIABLE: 0} if self.about_ranks else {}
         self.ranks = range(known.program.ranks) if self.about_ranks else range(1)
-        self.run = known.run() if self.names & set(TIMES) and not self.names & set(COSTS) else None
-        if self.names & set(TIMES) and not self.names & set(COSTS) and self.run is None:
-            raise Unknown(claim.condition.span, "the times of a run are not proved to be regular in m")
+        timed = self.names & set(TIMES) and not self.names & set(COSTS)
+        self.run = known.run(claim.condition.span) if timed else None
 
     # ------------------------------------------------- under the file's costs
 
@@ -161,7 +178,7 @@ class _Judge:
                     raise Unknown(span, f"the rank of `{name}` depends on m")
                 if type(rank) is not int or not 0 <= rank < known.program.ranks:
                     fail("PD107", f"there is no rank {rank}", span)
-                lines = known.peaks() if name == "peak" else known.memory(span)
+                lines = known.peaks(span) if name == "peak" else known.memory(span)
                 return number(lines[rank])
 
             return Intrinsic(run)

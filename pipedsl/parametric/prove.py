@@ -18,6 +18,9 @@ from pipedsl.parametric.classes import Bounds, ClassResult, classes, undecided
 from pipedsl.syntax import Schedule
 from verify import Report, Verdict
 
+FIRST = 4
+"""The first few m are verified before anything is proved: most mistakes show there."""
+
 
 @dataclass(frozen=True)
 class ForAll:
@@ -88,11 +91,17 @@ class _Search:
     open: list[Diagnostic] = field(default_factory=list)
 
     def answer(self) -> ForAll:
+        for m in range(1, FIRST + 1):
+            report = self.report(m)
+            if report is not None and report.verdict is Verdict.REJECTED:
+                return self.result(Verdict.REJECTED, [], report.diagnostics, m, report)
         results = classes(self.schedule, self.params, self.limits, self.bounds)
         for result in results:
             self.open.extend(result.open)
         failing = min((each.residue.m(each.fails) for each in results if each.fails is not None), default=None)
         for m in _one_by_one(results, self.bounds, failing):
+            if m <= FIRST:
+                continue
             report = self.report(m)
             if report is not None and report.verdict is Verdict.REJECTED:
                 return self.result(Verdict.REJECTED, results, report.diagnostics, m, report)
@@ -150,7 +159,7 @@ class _Search:
             checked=tuple(self.checked),
             refused=self.refused,
             from_m=None if from_m is None else max(1, from_m),
-            period=lcm(*(each.residue.period for each in results)),
+            period=lcm(1, *(each.residue.period for each in results)),
             diagnostics=diagnostics,
             fails_at=fails_at,
             report=report,

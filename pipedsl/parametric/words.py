@@ -187,9 +187,7 @@ class ParametricBlock:
         if word.chunk is not None:
             chunk = self._value(word.chunk, scope, env)
             if isinstance(chunk, Growing):
-                raise Unknown(
-                    word.chunk.span, "the chunk depends on m or on the round of a loop"
-                )
+                raise Unknown(word.chunk.span, "the chunk depends on m or on the round of a loop")
         if type(chunk) is not int or not 0 <= chunk < self._chunks or (word.chunk is None and self._chunks != 1):
             fail("PD204", f"`{word.kind}` does not name a chunk of its rank for large m", word.span)
         index = None

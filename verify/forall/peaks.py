@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipedsl.occupancy import released_by_input
+from pipedsl.occupancy import constant_part, released_by_input
 from pipedsl.program import Kind
 from verify.forall.linear import ZERO, Linear, Threshold
 from verify.forall.program import Operation, ParametricProgram
@@ -25,12 +25,11 @@ def activation_peaks(program: ParametricProgram, threshold: Threshold) -> tuple[
 def memory_peaks(program: ParametricProgram, threshold: Threshold) -> tuple[Linear, ...]:
     """Peak memory per rank in the file's unit, message buffers left out (they must have no size)."""
     memory = program.memory
-    found = []
-    for rank in range(program.ranks):
-        own = [stage for stage, where in enumerate(program.placement) if where == rank]
-        base = sum((memory.weights[stage] + memory.gradients[stage] for stage in own), Fraction(0))
-        found.append(_peak(program, rank, memory.activation, memory.held_by_w, threshold).plus(base))
-    return tuple(found)
+    held_from_f = tuple(a + b for a, b in zip(memory.activation, memory.input, strict=True))
+    base = constant_part(program.at(threshold.start))
+    return tuple(
+        _peak(program, rank, held_from_f, memory.held_by_w, threshold).plus(base[rank]) for rank in range(program.ranks)
+    )
 
 
 def _peak(

@@ -8,6 +8,7 @@ least at one of the two `ends`.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
@@ -127,43 +128,54 @@ class _Sources:
         self.statements = statements
         self.single: dict[tuple[Kind, int], dict[Linear, int]] = {}
         self.repeated: dict[tuple[Kind, int], list[int]] = {}
-        self.extremes: dict[tuple[Kind, int], dict[Number, tuple[Number, Number]]] = {}
         for number, statement in enumerate(statements):
             key = (statement.op.kind, statement.op.stage)
             if statement.count.grows:
                 self.repeated.setdefault(key, []).append(number)
             else:
-                first = statement.op.first
-                self.single.setdefault(key, {})[first] = number
-                slopes = self.extremes.setdefault(key, {})
-                low, high = slopes.get(first.slope, (first.constant, first.constant))
-                slopes[first.slope] = min(low, first.constant), max(high, first.constant)
+                self.single.setdefault(key, {})[statement.op.first] = number
+        # The constants of single microbatches, sorted, by slope.
+        self.constants: dict[tuple[Kind, int], dict[Number, list[Number]]] = {}
+        for key, singles in self.single.items():
+            slopes = self.constants.setdefault(key, {})
+            for first in sorted(singles, key=lambda line: line.constant):
+                slopes.setdefault(first.slope, []).append(first.constant)
 
     def edges(self, target: int, kinds: tuple[Kind, ...], stage: int, threshold: Threshold) -> Iterable[Edge]:
         statement = self.statements[target]
-        for kind in kinds:
-            singles = self.single.get((kind, stage), {})
-            candidates = list(self.repeated.get((kind, stage), []))
-            if statement.count.grows:
-                candidates += singles.values()
-            else:
-                at = statement.op.first
-                self._past_crossings(at, (kind, stage), threshold)
-                if at in singles:
-                    yield Edge(target, singles[at], ((ZERO, ZERO),))
-            for source in candidates:
+        last = statement.op.first + statement.count.plus(-1).times(statement.op.stride)
+        low, high = (statement.op.first, last) if statement.op.stride >= 0 else (last, statement.op.first)
+        for key in ((kind, stage) for kind in kinds):
+            inside = [self.single[key][line] for line in self._singles(key, low, high, threshold)]
+            if not statement.count.grows:
+                for source in inside:
+                    yield Edge(target, source, ((ZERO, ZERO),))
+                inside = []
+            for source in (*self.repeated.get(key, ()), *inside):
                 ends = meeting(statement, self.statements[source], threshold)
                 if ends is not None:
                     yield Edge(target, source, ends)
 
-    def _past_crossings(self, at: Linear, key: tuple[Kind, int], threshold: Threshold) -> None:
-        """Raise the threshold past every q where `at` meets a single statement of another slope."""
-        for slope, constants in self.extremes.get(key, {}).items():
-            if slope != at.slope:
-                for constant in constants:
-                    difference = Linear(slope, constant) - at
-                    threshold.never_negative(difference)
-                    threshold.never_negative(difference.times(-1))
+    def _singles(self, key: tuple[Kind, int], low: Linear, high: Linear, threshold: Threshold) -> Iterable[Linear]:
+        """The single microbatches from `low` to `high`. The threshold rises past where others cross those lines."""
+        for slope, constants in self.constants.get(key, {}).items():
+            first, end = 0, len(constants)
+            if slope == low.slope:
+                first = bisect_left(constants, low.constant)
+            elif slope > low.slope:
+                threshold.never_negative(Linear(slope, constants[0]) - low)
+            else:
+                threshold.never_negative(low - Linear(slope, constants[-1] + 1))
+                end = 0
+            if slope == high.slope:
+                end = min(end, bisect_right(constants, high.constant))
+            elif slope < high.slope:
+                threshold.never_negative(high - Linear(slope, constants[-1]))
+            else:
+                threshold.never_negative(Linear(slope, constants[0] - 1) - high)
+                end = 0
+            for constant in constants[first:end]:
+                yield Linear(slope, constant)
 
 
 def meeting(target: Statement, source: Statement, threshold: Threshold) -> tuple[End, ...] | None:
@@ -172,13 +184,14 @@ def meeting(target: Statement, source: Statement, threshold: Threshold) -> tuple
     Not both may be single. With target round j and source round k: a * j - b * k = apart(q).
     """
     a, b = target.op.stride, source.op.stride
-    apart = source.op.first - target.op.first
     divisor = gcd(a, b)
-    if whole(apart.slope) % divisor:
-        raise NeedsPeriod(divisor // gcd(whole(apart.slope), divisor))
-    if whole(apart.constant) % divisor:
+    slope = whole(source.op.first.slope) - whole(target.op.first.slope)
+    constant = whole(source.op.first.constant) - whole(target.op.first.constant)
+    if slope % divisor:
+        raise NeedsPeriod(divisor // gcd(slope, divisor))
+    if constant % divisor:
         return None
-    apart = floor_divided(apart, divisor)
+    apart = Linear(slope // divisor, constant // divisor)
     a, b = a // divisor, b // divisor
     if a == 0 or b == 0:  # the other is 1 or -1
         own, other = (ZERO, apart.times(-b)) if a == 0 else (apart.times(a), ZERO)
