@@ -20,7 +20,7 @@ def test_verdicts_are_those_of_the_explorer(part: int) -> None:
     hanging = 0
     for seed in range(part * PROGRAMS // 4, (part + 1) * PROGRAMS // 4):
         document = random_calls(seed)
-        report = check_calls(read_calls(document), TRANSPORTS)
+        report = check_calls(read_calls(document), TRANSPORTS, remedies=0)
         found = {name: state == "deadlock" for name, state in report.transports.items()}
         assert found == {name: run(document, name, seed) for name in TRANSPORTS}, (seed, document)
         hanging += any(found.values())

@@ -1,4 +1,8 @@
-"""Random small Calls, about half of which hang somewhere."""
+"""Random small Calls, about half of which hang somewhere.
+
+Two to six ranks; blocking and non-blocking calls, batches, pairs that use both forms, tags that occur twice, calls
+out of order, left out, never waited for.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import random
 def random_calls(seed: int, largest: int = 4) -> dict:
     """A document as in the case files: every message's two ends in about the same order, then some disorder."""
     draw = random.Random(seed)
-    ranks = draw.randint(2, 4)
+    ranks = draw.choice((2, 2, 3, 3, 4, 4, 5, 6))
     ends: list[list[list]] = [[] for _ in range(ranks)]
     for number in range(draw.randint(1, largest + ranks)):
         source, target = draw.sample(range(ranks), 2)
@@ -47,3 +51,26 @@ def _rank(draw: random.Random, calls: list[list], disorder: float, batching: flo
             written.append(["wait", open_requests.pop(draw.randrange(len(open_requests)))])
     written += [["wait", k] for k in open_requests if draw.random() < 0.9]
     return written
+
+
+def has_batches(document: dict) -> bool:
+    return any(call[0] == "batch" for calls in document["ranks"] for call in calls)
+
+
+def all_waited(document: dict, at_the_end: bool = False) -> dict:
+    """The same without batches, every request waited for; `at_the_end`: after all calls, and nothing blocks."""
+    ranks = []
+    for calls in document["ranks"]:
+        written: list = []
+        requests, waited = 0, set()
+        for call in calls:
+            if call[0] == "wait":
+                if not at_the_end:
+                    written.append(call)
+                    waited.add(call[1])
+                continue
+            name = f"i{call[0].lstrip('i')}" if at_the_end else call[0]
+            written.append([name, *call[1:]])
+            requests += name.startswith("i")
+        ranks.append(written + [["wait", k] for k in range(requests) if k not in waited])
+    return {"ranks": ranks}
