@@ -138,7 +138,7 @@ def verify(
     try:
         report = verify_program(program, transports=tuple(transports or TRANSPORTS))
         if report.metrics is not None:
-            report = _with_claims(schedule, own, report, report.metrics, own.costs is program.costs)
+            report = _with_claims(schedule, own, report, report.metrics, profile)
     except DiagnosticError as error:
         report = rejection(error)
     return Result(schedule, program.params, program, report, profile)
@@ -215,21 +215,20 @@ def rejection(error: DiagnosticError) -> Report:
     return Report(Verdict.REJECTED, error.diagnostics, {})
 
 
-def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metrics, own_costs: bool) -> Report:
+def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metrics, profile: Profile | None) -> Report:
     """The report with what is wrong with the claims.
 
-    Those about times are about the file's costs (`own`), or all of them; those about memory are about what was
-    verified (`metrics`), the sizes of a profile if there is one.
+    They are about the file's own durations and sizes (`own`), or all durations; only `memory(r)` is what was verified
+    (`metrics`), with the sizes of a profile if there is one.
     """
 
     def resimulate(costs: Costs) -> Metrics:
         changed = replace(own, costs=costs)
         return measure(changed, simulate(changed), report.calls)
 
-    if not own_costs:
-        sizes = {name: getattr(metrics, name) for name in ("peak_activations", "memory")}
-        metrics = replace(resimulate(own.costs), **sizes)
-    found = tuple(check_claims(schedule, own, metrics, resimulate, own_costs))
+    if profile is not None:
+        metrics = replace(resimulate(own.costs), memory=metrics.memory)
+    found = tuple(check_claims(schedule, own, metrics, resimulate, profile is None or not profile.costs))
     if not found:
         return report
     verdict = report.verdict
