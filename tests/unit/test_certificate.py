@@ -185,6 +185,9 @@ def claims(document: Document, transports: list[str]) -> None:
 FORGERIES: dict[str, tuple[Callable[[Document], None], str]] = {
     "the order of messages": (lambda d: swapped(d["orders"][0]["messages"], 0, -1), "starts or finishes too early"),
     "a backward before its forward": (lambda d: swap_entries(d, 1, 2, 4), "rank 1, entry 2"),
+    "an activation freed while it is sent": (lambda d: swap_entries(d, 0, 6, 7), "rank 0, entry 6: B frees"),
+    "data used before it is there": (lambda d: swap_entries(d, 1, 2, 3), "rank 1, entry 2: F runs before its data"),
+    "a backward dropped": (lambda d: drop_entry(d, 0, 17), "rank 0: a backward is missing"),
     "a send before it is made": (lambda d: swap_entries(d, 0, 0, 1), "rank 0, entry 0"),
     "a message dropped on one side": (lambda d: drop_entry(d, 0, d["ranks"][0]["do"].index("s")), "rank 0"),
     "a wait dropped": (lambda d: drop_entry(d, 0, d["ranks"][0]["do"].index("w")), "a wait is missing"),
@@ -214,6 +217,13 @@ def test_forgeries_are_refused_with_the_reason(name: str) -> None:
     assert reason in str(refused.value)
 
 
+def test_stages_of_one_rank_keep_their_order() -> None:
+    document, subject = certified(PROGRAMS["the V"]())
+    swap_entries(document, 1, document["ranks"][1]["do"].index("FF"), document["ranks"][1]["do"].index("FF") + 1)
+    with pytest.raises(Refused, match="F runs before its data is made"):
+        check(signed(document), subject)
+
+
 def test_a_certificate_is_for_one_program() -> None:
     document, _ = certified(word_program(one_f_one_b(2, 3)))
     _, other = certified(word_program(gpipe(2, 3)))
@@ -237,6 +247,42 @@ def test_a_deadlock_has_no_evidence() -> None:
             check(signed(forged), subject)
     forged["orders"][0]["transports"] = ["gloo", "group-per-direction-warm"]
     assert check(signed(forged), subject) == "safe on gloo, group-per-direction-warm"
+
+
+def test_batches_of_a_lazy_group_share_one_stream() -> None:
+    """A ring in which everyone's first batch sends: safe on gloo; the group's one stream holds the receives back."""
+    ring = [[["batch", [["isend", (r + 1) % 3, f"{r}"]]], ["batch", [["irecv", (r + 2) % 3, f"{(r + 2) % 3}"]]],
+             ["wait", 0], ["wait", 1]] for r in range(3)]  # fmt: skip
+    calls = read_calls({"ranks": ring})
+    document = certificate(None, calls, check_calls(calls, ("gloo",)))
+    assert check(document, {"ranks": ring}) == "safe on gloo"
+    claims(document, ["nccl-lazy-warm"])
+    with pytest.raises(Refused, match=r"nccl-lazy-warm: step \d starts"):
+        check(signed(document), {"ranks": ring})
+
+
+def test_nothing_starts_before_its_host_has_launched_it() -> None:
+    subject = {"ranks": [[["send", 1, "a"]], [["recv", 0, "a"]]]}
+    calls = read_calls(subject)
+    document = certificate(None, calls, check_calls(calls, ("nccl-eager",)))
+    document["orders"] = [{"transports": ["nccl-eager"], "events": [0, 3, 1, 4, 2, 5]}]
+    assert check(signed(document), subject) == "safe on nccl-eager"
+    for events, why in (
+        ([0, 1, 3, 4, 2, 5], None),
+        ([0, 3, 2, 1, 4, 5], "step 0 starts or finishes"),
+        ([0, 3, 1, 2, 4, 5], "steps 0 and 1 are one message"),
+        ([0, 3, 4, 5, 1, 2], "steps 0 and 1 are one message"),
+        ([1, 0, 3, 4, 2, 5], "step 0 is launched or starts"),
+        ([0, 3, 1, 4, 2], "never happens"),
+        ([3, 1, 4, 2, 5], "never happens"),
+        ([0, 3, 1, 4, 2, 5, 6], "event 6: none such"),
+    ):
+        document["orders"][0]["events"] = events
+        if why is None:
+            assert check(signed(document), subject)
+        else:
+            with pytest.raises(Refused, match=why):
+                check(signed(document), subject)
 
 
 def altered_leaves(value: Any) -> list[Any]:
