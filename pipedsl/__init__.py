@@ -8,29 +8,49 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipedsl.api import Result, load, parse_text, verify, verify_text
+    from pipedsl.api import Result, advise, load, load_calls, parse_text, verify, verify_calls, verify_text
+    from pipedsl.calls import CallKind
     from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
     from pipedsl.library import UsageError, shipped
+    from pipedsl.occupancy import Part
+    from pipedsl.profile import Profile, load_profile
+    from pipedsl.program import Kind
+    from pipedsl.simulate import Metrics
     from verify.report import Report, Verdict
 
 __all__ = [
+    "CallKind",
     "Diagnostic",
     "DiagnosticError",
+    "Kind",
     "Limits",
+    "Metrics",
+    "Part",
+    "Profile",
     "Report",
     "Result",
     "UsageError",
     "Verdict",
+    "advise",
     "load",
+    "load_calls",
+    "load_profile",
     "parse_text",
     "shipped",
     "verify",
+    "verify_calls",
     "verify_text",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CallKind": "pipedsl.calls",
+    "Kind": "pipedsl.program",
+    "Metrics": "pipedsl.simulate",
+    "Part": "pipedsl.occupancy",
+    "Profile": "pipedsl.profile",
+    "load_profile": "pipedsl.profile",
     "Diagnostic": "pipedsl.diagnostics",
     "DiagnosticError": "pipedsl.diagnostics",
     "Limits": "pipedsl.diagnostics",
