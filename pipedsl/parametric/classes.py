@@ -19,13 +19,14 @@ class Bounds:
     """How far a proof may go before the answer is `unknown`.
 
     `period`: of m modulo which the text may depend. `microbatches`: from where at the latest the proof must hold.
-    `operations`: those of all programs verified one by one, together. `probes`: how many m are verified one by one of a
-    class that is not proved.
+    `operations`: those of all programs verified one by one, together. `rows`: operations in the words of all classes
+    together, each round counted once. `probes`: how many m are verified one by one of a class that is not proved.
     """
 
-    period: int = 2_520
+    period: int = 1_260
     microbatches: int = 10_000
     operations: int = 20_000_000
+    rows: int = 400_000
     probes: int = 4
 
 
@@ -43,17 +44,23 @@ class ClassResult:
     refused: bool = False
     fails: int | None = None
     open: tuple[Diagnostic, ...] = ()
+    rows: int = 1_000
 
 
 def classes(schedule: Schedule, params: Mapping[str, int], limits: Limits, bounds: Bounds) -> list[ClassResult]:
     """A result for every residue class; classes are split where the text depends on m modulo something."""
     done: list[ClassResult] = []
     pending = [(1, 0)]
+    rows = 0
     while pending:
         period, number = pending.pop()
         residue = Residue(schedule, params, limits, period, number)
         first = 0 if number else 1
         threshold = Threshold(first, max(first, bounds.microbatches // period))
+        rows += done[-1].rows if done else 0
+        if rows > bounds.rows:
+            done.append(_open(residue, threshold, None, f"the words of all m modulo {period} are too long together"))
+            continue
         try:
             done.append(_proved(residue, threshold))
         except NeedsPeriod as need:
@@ -68,6 +75,8 @@ def classes(schedule: Schedule, params: Mapping[str, int], limits: Limits, bound
             done.append(_open(residue, threshold, None, why))
         except Unknown as unknown:
             done.append(_open(residue, threshold, unknown.span, unknown.why))
+        except RecursionError:
+            done.append(_open(residue, threshold, None, "it nests too deep"))
         except (DiagnosticError, Stuck):
             done.append(ClassResult(residue, threshold.start))
     return done
@@ -127,7 +136,8 @@ def _with_claims(known: Known) -> ClassResult:
             failures.append(known.threshold.start)
     start = known.threshold.start
     fails = max(start, min(failures)) if failures else None
-    return ClassResult(known.residue, start, proved=not found, fails=fails, open=tuple(found))
+    rows = sum(len(segment.body) for word in program.words for segment in word)
+    return ClassResult(known.residue, start, proved=not found, fails=fails, open=tuple(found), rows=rows)
 
 
 def _over_caps(known: Known, program: ParametricProgram, span: Span) -> list[int]:

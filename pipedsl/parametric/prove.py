@@ -57,7 +57,7 @@ def prove_for_all(
         try:
             parameter_values(schedule, {**params, "m": 1}, limits)
         except DiagnosticError as error:
-            found = [each for each in error.diagnostics if not _is_about_default(each)]
+            found = list(error.diagnostics)
     if found:
         return ForAll(Verdict.REJECTED, params, diagnostics=tuple(found))
     return _Search(schedule, params, limits, bounds).answer()
@@ -72,11 +72,6 @@ def prove_for_all_in(
 ) -> dict[int, ForAll]:
     """`prove_for_all` for every number of ranks `p` in a range: the answers by p."""
     return {p: prove_for_all(schedule, {**params, "p": p}, limits, bounds) for p in ranks}
-
-
-def _is_about_default(diagnostic: Diagnostic) -> bool:
-    """Whether a finding is about a default at m = 1, which need not be wrong for other m."""
-    return diagnostic.code not in ("PD111", "PD104")
 
 
 @dataclass

@@ -68,6 +68,8 @@ class Residue:
                 if not isinstance(value, int | Growing) or isinstance(value, bool):
                     fail("PD111", f"the parameter `{parameter.name}` must be an integer", parameter.span)
                 values[parameter.name] = value
+            if parameter.name == "p" and isinstance(values["p"], Growing):
+                raise Unknown(parameter.span, "the number of ranks depends on m")
         return values
 
     def program(self, threshold: Threshold) -> ParametricProgram:

@@ -151,6 +151,7 @@ class ParametricBlock:
         if not count.grows:
             for _ in range(int(count.constant)):
                 size = out.size
+                self._budget.spend(1, word.span)
                 self._word(word.body, scope, env, out)
                 self._check_size(out, word.span)
                 if out.size == size:
@@ -283,10 +284,10 @@ class _Loop:
     def singles(self, first: Linear, offset: int, rounds: int, per_round: int = 0) -> None:
         """Rounds whose number is constant, one by one. `per_round`: of the loop around, what `first` grows by."""
         for i in range(rounds):
-            self.block._budget.spend(1, self.word.span)
             self.round(of_line(self.values, first.plus(offset + i), per_round), self.out)
 
     def round(self, value: Value, out: _Output) -> None:
+        self.block._budget.spend(1, self.word.span)
         self.env[self.slot] = value
         self.block._word(self.word.body, self.scope, self.env, out)
         self.block._check_size(out, self.word.span)
