@@ -33,6 +33,10 @@ def report_document(
         "diagnostics": [diagnostic_document(each) for each in (*report.diagnostics, *advice)],
         "metrics": None if report.metrics is None else metrics_document(report.metrics, memory_at_peak),
         "transports": dict(report.transports),
+        "remedies": [
+            {"transport": each.transport, "kind": each.kind, "text": each.text, "details": dict(each.details)}
+            for each in report.remedies
+        ],
     }
 
 
