@@ -77,11 +77,13 @@ def test_what_is_verified_is_accepted(name: str) -> None:
     assert check(document, subject) == everywhere
 
 
+BATCH = {"ranks": [[["batch", [["isend", 1, 0], ["irecv", 1, 1]]], ["wait", 0]],
+                   [["batch", [["irecv", 0, 0], ["isend", 0, 1]]], ["wait", 0]]]}  # fmt: skip
+
+
 def test_calls_alone() -> None:
-    batch = {"ranks": [[["batch", [["isend", 1, 0], ["irecv", 1, 1]]], ["wait", 0]],
-                       [["batch", [["irecv", 0, 0], ["isend", 0, 1]]], ["wait", 0]]]}  # fmt: skip
     blocking = {"ranks": [[["send", 1, "a"], ["recv", 1, "b"]], [["recv", 0, "a"], ["send", 0, "b"]]]}
-    for subject in (batch, blocking, {"ranks": [[], []]}):
+    for subject in (BATCH, blocking, {"ranks": [[], []]}):
         report = check_calls(read_calls(subject), list(STREAMS))
         document = certificate(None, read_calls(subject), report)
         assert check(document, subject) == f"safe on {', '.join(STREAMS)}"
@@ -224,6 +226,13 @@ def test_stages_of_one_rank_keep_their_order() -> None:
         check(signed(document), subject)
 
 
+def test_microbatches_that_never_run_are_missed() -> None:
+    document, subject = certified(PROGRAMS["one rank"]())
+    document["program"]["params"]["m"] = subject["params"]["m"] = 2
+    with pytest.raises(Refused, match="an operation or a message is missing"):
+        check(signed(document), subject)
+
+
 def test_a_certificate_is_for_one_program() -> None:
     document, _ = certified(word_program(one_f_one_b(2, 3)))
     _, other = certified(word_program(gpipe(2, 3)))
@@ -276,6 +285,7 @@ def test_nothing_starts_before_its_host_has_launched_it() -> None:
         ([0, 3, 1, 4, 2], "never happens"),
         ([3, 1, 4, 2, 5], "never happens"),
         ([0, 3, 1, 4, 2, 5, 6], "event 6: none such"),
+        ([0, 3, 1, 4, 2, 5, 0], "event 6: none such, or it happens twice"),
     ):
         document["orders"][0]["events"] = events
         if why is None:
@@ -283,6 +293,34 @@ def test_nothing_starts_before_its_host_has_launched_it() -> None:
         else:
             with pytest.raises(Refused, match=why):
                 check(signed(document), subject)
+
+
+def test_nccl_does_not_define_messages_to_oneself() -> None:
+    subject = {"ranks": [[["batch", [["isend", 0, "a"], ["irecv", 0, "a"]]], ["wait", 0]]]}
+    calls = read_calls(subject)
+    document = certificate(None, calls, check_calls(calls, ("gloo",)))
+    assert check(document, subject) == "safe on gloo"
+    claims(document, ["nccl-eager-warm"])
+    with pytest.raises(Refused, match="rank 0 sends to itself"):
+        check(signed(document), subject)
+
+
+def test_tags_stand_once_and_for_something() -> None:
+    document, subject = certified(PROGRAMS["by hand"]())
+    for tag in ("F0@1", "more"):
+        forged = changed(document, ("tags",), [*document["tags"], tag])
+        with pytest.raises(Refused, match="tags: one stands there twice, or names no message"):
+            check(signed(forged), subject)
+
+
+def test_impossible_sizes() -> None:
+    for name, value in (("held_by_w", [64, 64, 64]), ("weights", [-1, 0, 0]), ("parts", 2)):
+        document, subject = certified(sized())
+        document["memory"][name] = value
+        if name != "parts":
+            subject["memory"][name] = value
+        with pytest.raises(Refused, match=r"memory(\.held_by_w)?: "):
+            check(signed(document), subject)
 
 
 def altered_leaves(value: Any) -> list[Any]:
@@ -296,10 +334,14 @@ def altered_leaves(value: Any) -> list[Any]:
     return [value + "0", "", 0] if isinstance(value, str) else []
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, "a batch"])
 def test_every_altered_entry_is_noticed(name: str) -> None:
     """Even where the digest is made to fit: nothing in a certificate is beyond the evidence."""
-    document, subject = certified(PROGRAMS[name]())
+    if name == "a batch":
+        subject: dict[str, Any] = BATCH
+        document = certificate(None, read_calls(BATCH), check_calls(read_calls(BATCH), ("gloo", "nccl-lazy")))
+    else:
+        document, subject = certified(PROGRAMS[name]())
     count = 0
     for path in paths(document):
         for value in altered_leaves(at(document, path)):
