@@ -314,13 +314,16 @@ def test_tags_stand_once_and_for_something() -> None:
 
 
 def test_impossible_sizes() -> None:
-    for name, value in (("held_by_w", [64, 64, 64]), ("weights", [-1, 0, 0]), ("parts", 2)):
-        document, subject = certified(sized())
-        document["memory"][name] = value
-        if name != "parts":
-            subject["memory"][name] = value
-        with pytest.raises(Refused, match=r"memory(\.held_by_w)?: "):
-            check(signed(document), subject)
+    document, subject = certified(sized())
+    more = [2 * size for size in document["memory"]["activation"]]
+    for name, value, why in (
+        ("held_by_w", more, "memory.held_by_w: more than"),
+        ("weights", [-1, 0, 0], "memory: a size is negative"),
+        ("parts", 2, "memory.held_by_w: .* no multiple"),
+    ):
+        other = subject if name == "parts" else changed(subject, ("memory", name), value)
+        with pytest.raises(Refused, match=why):
+            check(signed(changed(document, ("memory", name), value)), other)
 
 
 def altered_leaves(value: Any) -> list[Any]:
