@@ -26,7 +26,7 @@ from pipedsl.program import Costs, Program
 from pipedsl.simulate import Metrics, Stuck, Timeline, measure, simulate
 from pipedsl.syntax import Claim, ExpectBlock, Name, Schedule
 from verify import TRANSPORTS, Report, Verdict, check_calls
-from verify import verify as verify_program
+from verify import verify as prove
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -67,6 +67,13 @@ class Result:
     @property
     def calls(self) -> Calls | None:
         return self.report.calls
+
+    @property
+    def name(self) -> str | None:
+        """What the schedule is called; None for calls alone."""
+        if self.schedule is not None:
+            return self.schedule.header.name
+        return None if self.program is None else self.program.name
 
     @property
     def claims(self) -> int:
@@ -136,7 +143,7 @@ def verify(
 
         program = apply_profile(profile, own)
     try:
-        report = verify_program(program, transports=tuple(transports or TRANSPORTS))
+        report = prove(program, transports=tuple(transports or TRANSPORTS))
         if report.metrics is not None:
             report = _with_claims(schedule, own, report, report.metrics, profile)
     except DiagnosticError as error:
@@ -187,6 +194,29 @@ def verify_text(text: str, params: Mapping[str, int], name: str = "<text>") -> R
     except DiagnosticError as error:
         return rejection(error)
     return verify(schedule, params).report
+
+
+def load_csv(file: str, limits: Limits | None = None) -> Program:
+    """The program in a CSV of torch's pipelining (docs/formats.md). Raises UsageError and DiagnosticError."""
+    from pipedsl.torch_csv import read_csv, text_limits
+
+    limits = text_limits(limits or Limits())
+    return read_csv(read_source(*find(file, limits), limits), limits)
+
+
+def verify_program(
+    program: Program, *, transports: Sequence[str] | None = None, profile: Profile | None = None
+) -> Result:
+    """Prove a program that no `.sched` wrote, as `load_csv` reads one; it makes no claims."""
+    if profile is not None:
+        from pipedsl.profile import apply_profile
+
+        program = apply_profile(profile, program)
+    try:
+        report = prove(program, transports=tuple(transports or TRANSPORTS))
+    except DiagnosticError as error:
+        report = rejection(error)
+    return Result(None, program.params, program, report, profile)
 
 
 def load_calls(file: str, limits: Limits | None = None) -> Calls:

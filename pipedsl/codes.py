@@ -3,7 +3,7 @@
 An explanation is `explanations/PDxxx.md`: paragraphs, and two fenced texts. The one whose info string is `sched fails`,
 with its parameters as `-D name=value`, ends in the code (`sched advised`, where the code is advice on what is
 verified); the one with `sched verified` is the mended one. A code that no `.sched` text can have (a file that cannot be
-read, a Calls file) has neither.
+read, a CSV, a Calls file) has neither; those of a CSV show `csv fails` and `csv verified`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ CODES: Mapping[str, str] = {
     "PD113": "not supported yet",
     "PD114": "negative count, cost or size",
     "PD115": "missing item",
+    "PD120": "cell is not an operation",
+    "PD121": "microbatch missing or needless",
+    "PD122": "stage on two ranks",
+    "PD123": "rank without operations",
+    "PD124": "sharding out of place",
     "PD201": "rank without one program",
     "PD202": "stage on no rank",
     "PD203": "counted and indexed forms mixed",

@@ -14,6 +14,7 @@ from pipedsl import __version__
 from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Source
 from pipedsl.program import COMPUTE, Kind, Program
+from verify.report import Verdict
 
 if TYPE_CHECKING:
     from pipedsl.api import Result
@@ -77,10 +78,11 @@ class Pipeline(Executor):
 
 
 def emit_result(result: Result) -> str:
-    """The file for what `pipedsl.verify` answered, which must be a program and its calls."""
-    if result.schedule is None or result.program is None or result.calls is None:
+    """The file for a verified result. Raises ValueError for one that is not verified, or of calls alone."""
+    program, calls = result.program, result.calls
+    if result.verdict is not Verdict.VERIFIED or program is None or calls is None:
         raise ValueError("only a verified schedule can be compiled")
-    return emit(result.program, result.calls, source=result.schedule.source, transports=result.report.transports)
+    return emit(program, calls, source=program.spans[0].source, transports=result.report.transports)
 
 
 def _refuse_unsupported(program: Program, calls: Calls) -> None:

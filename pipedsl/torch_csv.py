@@ -12,7 +12,6 @@ move no data between stages: they are checked and left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,15 +24,6 @@ from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Sour
 from pipedsl.program import COMMUNICATION, COMPUTE, Costs, Ints, Kind, Memory, Program
 from pipedsl.torch_cells import MOST_FINDINGS, Cells, read_cells, shown
 from pipedsl.torch_sharding import check_sharding
-
-CODES: Mapping[str, str] = {
-    "PD120": "cell is not an operation",
-    "PD121": "microbatch missing or needless",
-    "PD122": "stage on two ranks",
-    "PD123": "rank without operations",
-    "PD124": "sharding out of place",
-}
-"""The codes that only a CSV can have."""
 
 _BYTES_PER_OPERATION = 24  # of `123RECV_F4567,` and the idle cells around it
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pipedsl.api import Result, load, load_calls, rejection, verify, verify_calls
+from pipedsl.api import Result, load, load_calls, load_csv, rejection, verify, verify_calls, verify_program
 from pipedsl.cli.common import print_diagnostics, print_lines
 from pipedsl.cli.status import FAILED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.library import UsageError
 from pipedsl.render.report import count_of
 from pipedsl.render.style import Colour, line
 from pipedsl.render.summary import STYLES, summary_lines, title
@@ -25,8 +26,17 @@ def check_file(
     limits: Limits,
     profile: Profile | None = None,
 ) -> Result:
-    """The verdict on a schedule, or on the calls in a `.json` file, which have no profile. Raises UsageError."""
+    """The verdict on a schedule, on the program in a `.csv` file, or on the calls in a `.json` file.
+
+    Calls have no profile, and neither they nor a program have parameters. Raises UsageError.
+    """
+    if params and file.endswith((".csv", ".json")):
+        raise UsageError(f"{file} has no parameters for -D to set")
+    if profile is not None and file.endswith(".json"):
+        raise UsageError(f"{file} holds calls, which have no durations and sizes for --profile to set")
     try:
+        if file.endswith(".csv"):
+            return verify_program(load_csv(file, limits), transports=transports, profile=profile)
         if file.endswith(".json"):
             return verify_calls(load_calls(file, limits), transports=transports)
         schedule = load(file, limits)
@@ -36,7 +46,7 @@ def check_file(
 
 
 def name_of(result: Result, file: str) -> str:
-    return file if result.schedule is None else result.schedule.header.name
+    return result.name or file
 
 
 def exit_status(report: Report) -> int:

@@ -19,6 +19,7 @@ from pipedsl.cli.common import (
 )
 from pipedsl.diagnostics import Limits
 from pipedsl.files import write_atomically
+from pipedsl.library import UsageError
 from pipedsl.render.style import Colour
 from verify import Verdict
 
@@ -47,13 +48,13 @@ def command(
 
     Nothing is written unless the schedule is verified. Exit status as of `verify`.
     """
+    if file.endswith(".json"):
+        raise UsageError(f"{file} holds calls alone, without the computations that a compiled file runs")
     result = check_file(file, params, transports, limits, profile)
-    verified = result.verdict is Verdict.VERIFIED
-    if verified and result.schedule and result.program and result.calls:
-        from pipedsl.emit import emit
+    if result.verdict is Verdict.VERIFIED:
+        from pipedsl.emit import emit_result
 
-        source, found = result.schedule.source, result.report.transports
-        text = emit(result.program, result.calls, source=source, transports=found)
+        text = emit_result(result)
         if output == "-":
             write(text)
         else:

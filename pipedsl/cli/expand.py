@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
 
-from pipedsl.api import load, verify
-from pipedsl.cli.checking import exit_status
+from pipedsl.api import Result, load, load_csv
+from pipedsl.cli.checking import check_file, exit_status
 from pipedsl.cli.common import (
     color_option,
     define_option,
     file_argument,
     finish,
-    format_option,
     limit_options,
     print_diagnostics,
     profile_option,
@@ -22,6 +21,8 @@ from pipedsl.cli.common import (
 )
 from pipedsl.diagnostics import Limits
 from pipedsl.expand import expand
+from pipedsl.library import UsageError
+from pipedsl.program import Program
 from pipedsl.render.expansion import calls_json, calls_text, program_json, program_text
 from pipedsl.render.style import Colour
 
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
 @define_option
 @click.option("--calls", "lowered", is_flag=True, help="The calls, with their communication, instead.")
 @profile_option
-@format_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "csv"]),
+    default="text",
+    show_default=True,
+    help="Form of the output. `csv`: as torch.distributed.pipelining reads it.",
+)
 @color_option
 @limit_options
 def command(
@@ -51,20 +59,42 @@ def command(
     Operations need not be complete or in a possible order to be written out; calls do. Neither is a proof: that is
     `verify`. docs/formats.md describes the forms.
     """
-    schedule = load(file, limits)
-    pieces: Iterator[str]
     if lowered:
-        result = verify(schedule, params, transports=("buffered",), limits=limits, profile=profile)
-        if result.program is None or result.calls is None:
-            print_diagnostics(result.diagnostics, color, err=True)
-            finish(exit_status(result.report))
-        pieces = calls_json(result.calls) if form == "json" else calls_text(result.calls, result.program)
+        pieces = _calls(check_file(file, params, ("buffered",), limits, profile), form, color)
     else:
-        program = expand(schedule, params, limits)
-        if profile is not None:  # says nothing of the operations, but must fit
-            from pipedsl.profile import apply_profile
-
-            program = apply_profile(profile, program)
-        pieces = program_json(program) if form == "json" else program_text(program)
+        pieces = _operations(_program(file, params, limits, profile), form)
     for piece in pieces:
         write(piece)
+
+
+def _program(file: str, params: dict[str, int], limits: Limits, profile: Profile | None) -> Program:
+    program = load_csv(file, limits) if file.endswith(".csv") else expand(load(file, limits), params, limits)
+    if profile is None:
+        return program
+    from pipedsl.profile import apply_profile  # says nothing of the operations, but must fit
+
+    return apply_profile(profile, program)
+
+
+def _operations(program: Program, form: str) -> Iterable[str]:
+    if form == "csv":
+        from pipedsl.torch_csv import write_csv
+
+        return [write_csv(program)]
+    return program_json(program) if form == "json" else program_text(program)
+
+
+def _calls(result: Result, form: str, color: Colour) -> Iterable[str]:
+    program, calls = result.program, result.calls
+    if calls is None:
+        print_diagnostics(result.diagnostics, color, err=True)
+        finish(exit_status(result.report))
+    if form == "json":
+        return calls_json(calls)
+    if program is None:
+        raise UsageError("calls without a program can be written as JSON alone: --format json")
+    if form == "csv":
+        from pipedsl.torch_csv import write_csv
+
+        return [write_csv(program, calls)]
+    return calls_text(calls, program)

@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from pipedsl.profile import Profile
 
 
+def _quantifier(ctx: click.Context, option: click.Parameter, text: str | None) -> range | None:
+    if text is None:
+        return None
+    from pipedsl.cli.for_all import parse_quantifier
+
+    return parse_quantifier(text)
+
+
 @click.command("verify", short_help="Prove a schedule, or show what is wrong with it.")
 @file_argument
 @define_option
@@ -40,6 +48,16 @@ if TYPE_CHECKING:
     default=None,
     help="Look for what could be better for up to some ten seconds, or do not look. By default a quick look.",
 )
+@click.option(
+    "--for-all",
+    "for_all",
+    metavar="m | p=A..B,m",
+    callback=_quantifier,
+    help="Prove it for every m (with -D p=...), or for every m and every p from A to B.",
+)
+@click.option("--certificate", metavar="PATH", help="Write evidence that verify/checker.py accepts without pipedsl.")
+@click.option("--fix", is_flag=True, help="Write the file anew with its messages in an order that is safe.")
+@click.option("-o", "output", metavar="PATH", help="What --fix writes; by default NAME.mended.sched beside FILE.")
 @verify_format_option
 @color_option
 @limit_options
@@ -49,6 +67,10 @@ def command(
     profile: Profile | None,
     transports: tuple[str, ...],
     advice: bool | None,
+    for_all: range | None,
+    certificate: str | None,
+    fix: bool,
+    output: str | None,
     form: str,
     color: Colour,
     limits: Limits,
@@ -57,6 +79,14 @@ def command(
 
     Exit status: 0 verified, 1 rejected, 2 wrong usage, 3 unknown.
     """
+    if output is not None and not fix:
+        raise click.UsageError("-o names what --fix writes; there is no --fix")
+    if for_all is not None:
+        if certificate or fix or profile or form not in ("text", "json"):
+            raise click.UsageError("--for-all goes with -D, --format text or json, and limits alone")
+        from pipedsl.cli import for_all as every_m
+
+        every_m.run(file, params, for_all, form == "json", color, limits)
     result = check_file(file, params, transports, limits, profile)
     status = exit_status(result.report)
     found = () if advice is False else advise(result, thorough=advice is True, limits=limits)
@@ -67,6 +97,14 @@ def command(
             print_diagnostics(found, color)
     else:
         _write(result, found, form, file, status)
+    if certificate is not None:
+        from pipedsl.cli.evidence import write_certificate
+
+        click.echo(write_certificate(result, certificate), err=True)
+    if fix:
+        from pipedsl.cli.evidence import write_mended
+
+        click.echo(write_mended(result, file, output), err=True)
     finish(status)
 
 

@@ -1,7 +1,7 @@
 """Broken schedules and what `pipedsl verify` says about them.
 
-The first line of `NAME.sched` has the arguments (`NAME.json`, a file of Calls, needs none), `NAME.expected` the whole
-output and the exit status. After a change of a message: `pytest tests/golden --update-golden`, and read the difference.
+The first line of `NAME.sched` has the arguments (`NAME.json`, a file of Calls, and `NAME.csv` need none),
+`NAME.expected` the whole output and the exit status. After a change of a message: `pytest tests/golden --update-golden`, and read the difference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pipedsl.cli.main import cli
 from pipedsl.codes import CODES
 
 HERE = Path(__file__).resolve().parent
-CASES = sorted(path.name for path in HERE.iterdir() if path.suffix in (".sched", ".json"))
+CASES = sorted(path.name for path in HERE.iterdir() if path.suffix in (".sched", ".json", ".csv"))
 
 
 def arguments_of(path: Path) -> list[str]:
-    if path.suffix == ".json":
+    if path.suffix != ".sched":
         return []
     first = path.read_bytes().split(b"\n", 1)[0].decode()
     assert first.startswith("# args: "), f"{path.name} must begin with `# args: `"

@@ -6,7 +6,7 @@ from pipedsl.api import advise, parse_text, verify, verify_text
 from pipedsl.codes import CODES, Example, explanation
 from verify import Verdict
 
-NOT_IN_A_SCHEDULE = {"PD101", "PD303", "PD304", "PD305"}
+NOT_IN_A_SCHEDULE = {"PD101", "PD120", "PD121", "PD122", "PD123", "PD124", "PD303", "PD304", "PD305"}
 
 
 def found(example: Example) -> tuple[Verdict, set[str]]:

@@ -11,13 +11,16 @@ import pytest
 from words import gpipe, interleaved, one_f_one_b, word_program, zb_h1
 
 from pipedsl.calls import CallKind, Calls
+from pipedsl.codes import CODES
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Source
 from pipedsl.lower import lower
 from pipedsl.parser import read_source
 from pipedsl.program import Kind, Program
 from pipedsl.simulate import simulate
-from pipedsl.torch_csv import CODES, read_csv, text_limits, write_csv
+from pipedsl.torch_csv import read_csv, text_limits, write_csv
 from verify import Verdict, verify
+
+CSV_CODES = [code for code in CODES if code.startswith("PD12")]
 
 TWO = "0F0,0F1,,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
@@ -187,10 +190,10 @@ def test_the_first_finding(wrong: Wrong) -> None:
 
 
 def test_every_own_code_has_a_case() -> None:
-    assert {wrong.code for wrong in WRONG.values()} >= set(CODES)
+    assert {wrong.code for wrong in WRONG.values()} >= set(CSV_CODES)
 
 
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", CSV_CODES)
 def test_examples_of_the_explanation(code: str) -> None:
     text = files("pipedsl").joinpath("explanations", f"{code}.md").read_text("utf-8")
     examples = dict(re.findall(r"^```csv (fails|verified)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))

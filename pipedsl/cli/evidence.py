@@ -1,0 +1,73 @@
+"""What `pipedsl verify` writes besides its report: a certificate, and the mended file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipedsl.api import Result
+from pipedsl.files import write_atomically
+from pipedsl.library import UsageError
+from pipedsl.program import Program
+from verify import Verdict, mend_calls, mend_program
+
+
+def write_certificate(result: Result, path: str) -> str:
+    """Write the evidence of a verified result; what became of it in a line. Nothing is written for another one."""
+    if result.verdict is not Verdict.VERIFIED or result.calls is None:
+        return f"no certificate: only what is verified gets one, and this is {result.verdict.value}"
+    from verify.certificate import certificate
+
+    try:
+        document = certificate(result.program, result.calls, result.report)
+    except ValueError as error:
+        raise UsageError(f"no certificate: {error}") from None
+    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
+    return f"certificate written to {path}"
+
+
+def write_mended(result: Result, file: str, output: str | None) -> str:
+    """Write what is safe on every transport in place of `file`; what became of it in a line.
+
+    The mended file stands beside the other unless `output` names it; `file` itself is left as it is.
+    """
+    if result.verdict is Verdict.VERIFIED:
+        return "nothing to mend"
+    if result.program is not None:
+        return _mended_program(result.program, file, output)
+    if result.calls is not None:
+        return _mended_calls(result, file, output)
+    return "not mended: see the findings"
+
+
+def _mended_program(program: Program, file: str, output: str | None) -> str:
+    mended = mend_program(program)
+    if mended.program is None:
+        return f"not mended: {mended.reason}"
+    if not program.explicit_communication:
+        return "not mended: what is wrong is not the order of its messages"
+    from pipedsl.program_text import program_text
+
+    comment = f"{program.name} with its messages in an order that is safe on every transport, written by pipedsl."
+    path = output or _beside(file, ".sched")
+    write_atomically(path, program_text(mended.program, comment))
+    return f"mended, for p = {program.ranks} and m = {program.microbatches}: written to {path}"
+
+
+def _mended_calls(result: Result, file: str, output: str | None) -> str:
+    assert result.calls is not None
+    mended = mend_calls(result.calls)
+    if mended.calls is None:
+        return f"not mended: {mended.reason}"
+    from pipedsl.calls_json import write_calls
+
+    path = output or _beside(file, ".json")
+    write_atomically(path, json.dumps(write_calls(mended.calls)) + "\n")
+    return f"mended: written to {path}"
+
+
+def _beside(file: str, suffix: str) -> str:
+    if file == "-":
+        raise UsageError("--fix needs -o PATH where the schedule comes from standard input")
+    path = Path(file)
+    return str(path.with_name(f"{path.name.removesuffix(path.suffix)}.mended{suffix}"))
