@@ -8,11 +8,12 @@ from typing import Any
 
 from pipedsl.calls import CallKind, Calls
 from pipedsl.calls_json import rank_calls
+from pipedsl.memory_json import memory_json
 from pipedsl.program import Kind, Program
 
 
 def program_json(program: Program) -> Iterator[str]:
-    """`{"schedule", "params", "stages", "placement", "ranks": [[["F", stage, microbatch], ...], ...]}`.
+    """`{"schedule", "params", "stages", "placement", "memory", "ranks": [[["F", stage, microbatch], ...], ...]}`.
 
     With replicas an operation has its replica as fourth element, and `placement` is a list of them.
     """
@@ -22,6 +23,7 @@ def program_json(program: Program) -> Iterator[str]:
         "params": dict(program.params),
         "stages": program.stages,
         "placement": placement[0] if len(placement) == 1 else placement,
+        "memory": memory_json(program.memory),
     }
     yield from _json(head, (_operations(program, rank) for rank in range(program.ranks)))
 

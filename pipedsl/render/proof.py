@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipedsl.parametric import ForAll
 from pipedsl.render.document import diagnostic_document
 from pipedsl.render.style import Line, line
 from pipedsl.render.summary import STYLES, title
-from verify import Verdict
+from verify.report import Verdict
+
+if TYPE_CHECKING:
+    from pipedsl.parametric import ForAll
 
 VERSION = 1
 
