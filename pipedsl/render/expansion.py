@@ -57,8 +57,8 @@ def calls_text(calls: Calls, program: Program) -> Iterator[str]:
 
 
 def _json(head: dict[str, Any], ranks: Iterable[list[Any]]) -> Iterator[str]:
-    opening = json.dumps(head, indent=2).rstrip("}\n ")
-    yield f'{opening}{"," if head else ""}\n  "ranks": ['
+    lines = [f'  "{key}": {json.dumps(value)},\n' for key, value in head.items()]
+    yield f'{{\n{"".join(lines)}  "ranks": ['
     for index, rank in enumerate(ranks):
         yield f"{',' if index else ''}\n    {json.dumps(rank, separators=(',', ':'))}"
     yield "\n  ]\n}\n"

@@ -247,6 +247,7 @@ def test_expand() -> None:
     )
     document = json.loads(run("expand", "gpipe.sched", "-D", "p=2", "-D", "m=2", "--format", "json").output)
     word = [["F", 0], ["F", 1], ["B", 0], ["B", 1]]
+    assert document.pop("memory")["activation"] == [1, 1]
     assert document == {
         "schedule": "x",
         "params": {"p": 2, "m": 2},
