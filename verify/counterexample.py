@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +17,32 @@ from verify.standing import heads, in_short, standing
 from verify.transports import Communicators
 
 _HELP = "let both ends list their common messages in the same order"
+_MOST_HOPS = 30
 _NO_DATA = "each of them receives before it sends: let one send first"
+
+
+@dataclass(frozen=True)
+class _Link:
+    """Step `step` waits for step `other` by a rule. `use`: of what, for a first use. `between`: steps left out."""
+
+    step: int
+    rule: Rule
+    use: str
+    other: int
+    between: int = 0
 
 
 def deadlock(graph: EventGraph, stuck: NDArray[np.bool_], cycle: Sequence[Hop], program: Program | None) -> Diagnostic:
     """PD301 for one cycle. The caller says on which transports."""
     hops = _hops(graph, cycle)
+    ranks = sorted({int(graph.steps.rank[graph.steps.of_row[row]]) for row, _ in hops})
+    left_out = len(hops) - _MOST_HOPS
+    if left_out > 0:
+        hops = hops[:_MOST_HOPS]
     spans = [span_of(program, graph.calls, row) for row, _ in hops]
     numbered = [f"{place}. {text}" for place, (_, text) in enumerate(hops, 1)]
     labels = tuple(Label(span, text) for span, text in zip(spans, numbered, strict=True) if span is not None)
     notes = () if len(labels) == len(hops) else tuple(numbered)
-    ranks = sorted({int(graph.calls.rank_of()[row]) for row, _ in hops})
     who = (
         f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]} wait" if len(ranks) > 1 else f"rank {ranks[0]} waits"
     )
@@ -35,7 +51,12 @@ def deadlock(graph: EventGraph, stuck: NDArray[np.bool_], cycle: Sequence[Hop], 
     message = f"deadlock{' in connection set-up' if cold else ''}: {who} for {whom}"
     first = next((span for span in spans if span is not None), None)
     short = in_short(graph, cycle)
-    more = (*(() if short is None else (short,)), *heads(graph, ranks), *standing(graph, stuck, ranks))
+    more = (
+        *((f"{left_out} more hops lead back to the first",) if left_out > 0 else ()),
+        *(() if short is None else (short,)),
+        *heads(graph, ranks),
+        *standing(graph, stuck, ranks),
+    )
     return Diagnostic(
         "PD301",
         message,
@@ -69,7 +90,7 @@ def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
     barrier = count * Event.BARRIER
     start = next(place for place, hop in enumerate(cycle) if hop.node < barrier)
     turned = [*cycle[start:], *cycle[: start + 1]]
-    hops = []
+    links: list[_Link] = []
     for place, hop in enumerate(turned[:-1]):
         if hop.node >= barrier or hop.rule == Rule.OWN:
             continue
@@ -77,27 +98,47 @@ def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
         chain = [(hop.node % count, "", after % count)]
         if hop.rule == Rule.FIRST_USE and graph.uses is not None:
             chain = graph.uses.path(hop.node % count, after % count)
-        for step, use, other in chain:
-            row = int(graph.steps.first[step])
-            hops.append((row, _because(graph, Rule(hop.rule), row, int(graph.steps.first[other]), use)))
-    return hops
+        links += [_Link(step, Rule(hop.rule), use, other) for step, use, other in chain]
+    links = _contracted(graph, links)
+    rows = [int(graph.steps.first[link.step]) for link in links]
+    return [(row, _because(graph, link, row)) for row, link in zip(rows, links, strict=True)]
 
 
-def _because(graph: EventGraph, rule: Rule, row: int, other: int, use: str) -> str:
-    calls = graph.calls
-    rank, rank_of_other = int(calls.rank_of()[row]), int(calls.rank_of()[other])
+def _contracted(graph: EventGraph, links: Sequence[_Link]) -> list[_Link]:
+    """Three or more links in a row of one rank and for one reason as one."""
+    groups: list[list[_Link]] = []
+    for link in links:
+        last = groups[-1][-1] if groups else None
+        line = link.rule in (Rule.STREAM, Rule.HOST, Rule.WAIT_EARLIER)
+        if last is not None and line and link.rule is last.rule and last.other == link.step:
+            groups[-1].append(link)
+        else:
+            groups.append([link])
+    contracted = []
+    for group in groups:
+        if len(group) < 3:
+            contracted += group
+        else:
+            contracted.append(replace(group[0], other=group[-1].other, between=len(group) - 1))
+    return contracted
+
+
+def _because(graph: EventGraph, link: _Link, row: int) -> str:
+    calls, rule, other, use = graph.calls, link.rule, int(graph.steps.first[link.other]), link.use
+    rank, rank_of_other = int(graph.steps.rank[link.step]), int(graph.steps.rank[link.other])
     this, that = name(calls, row), name(calls, other)
+    between = f", with {link.between} calls between them" if link.between else ""
     match rule:
         case Rule.WAIT_EARLIER:
-            why = f"comes after `{that}`"
+            why = f"comes after `{that}`{between}"
         case Rule.STREAM:
-            why = f"queues behind `{that}` on {_stream(graph, row)}"
+            why = f"queues behind `{that}` on {_stream(graph, row)}{between}"
         case Rule.MATCH:
             why = f"needs rank {rank_of_other} to start `{that}`"
         case Rule.REQUEST:
             return f"rank {rank}: `{this}` waits for its message"
         case Rule.HOST:
-            why = f"is launched after `{that}`"
+            why = f"is launched after `{that}`{between}"
         case Rule.FIRST_USE:
             why = f"holds the host until rank {rank_of_other} comes to `{that}`: it is the first use of {use}"
         case Rule.OWN:

@@ -13,6 +13,7 @@ from verify.deadlock import without_end
 from verify.events import Event, EventGraph
 
 _SMALL = 1000  # events from which a breadth-first search starts, at most
+_WORK = 200_000  # events that these searches visit in all, about
 _NONE = np.empty(0, np.int64)
 
 
@@ -81,13 +82,20 @@ def _depth(graph: EventGraph, nodes: Ints) -> Ints:
 
 
 def _shortest(edges: _Edges) -> list[Hop]:
-    """A shortest cycle, by breadth-first searches that stop at the best length so far. Every event waits for some."""
+    """A shortest cycle, by breadth-first searches that stop at the best length so far. Every event waits for some.
+
+    The shortest of those through the events searched from, where there are too many to search from all.
+    """
     needs: dict[int, list[tuple[int, int]]] = {}
     for a, b, why in zip(edges.later.tolist(), edges.sooner.tolist(), edges.rule.tolist(), strict=True):
         needs.setdefault(a, []).append((b, why))
     best = _any_cycle(needs)
-    for origin in list(needs)[:_SMALL]:
-        best = _cycle_through(origin, needs, len(best) - 1) or best
+    visited = 0
+    for origin in [*(hop.node for hop in best[:1]), *list(needs)[:_SMALL]]:
+        cycle, work = _cycle_through(origin, needs, len(best) - 1)
+        best, visited = cycle or best, visited + work
+        if visited > _WORK:
+            break
     return best
 
 
@@ -102,8 +110,8 @@ def _any_cycle(needs: dict[int, list[tuple[int, int]]]) -> list[Hop]:
     return walk[place[node] :]
 
 
-def _cycle_through(origin: int, needs: dict[int, list[tuple[int, int]]], most: int) -> list[Hop]:
-    """A shortest cycle through `origin` with at most `most` events, else empty."""
+def _cycle_through(origin: int, needs: dict[int, list[tuple[int, int]]], most: int) -> tuple[list[Hop], int]:
+    """A shortest cycle through `origin` with at most `most` events, else empty; and how many events were visited."""
     came: dict[int, Hop] = {}  # node -> the event that waits for it, and why
     queue = deque([(origin, 1)])
     while queue:
@@ -115,8 +123,8 @@ def _cycle_through(origin: int, needs: dict[int, list[tuple[int, int]]], most: i
                 cycle = [Hop(node, why)]
                 while cycle[-1].node != origin:
                     cycle.append(came[cycle[-1].node])
-                return cycle[::-1]
+                return cycle[::-1], len(came)
             if target not in came:
                 came[target] = Hop(node, why)
                 queue.append((target, length + 1))
-    return []
+    return [], len(came)

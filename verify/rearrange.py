@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from pipedsl.calls import CallKind, Calls
+from pipedsl.program import Ints
 from verify.buffers import check_buffers
 from verify.matching import RECEIVES, SENDS, match
-from verify.mend import mend_calls
 from verify.script import BLOCKING, Entry, Script, read_script, write_script
 from verify.transports import BY_NAME, Communicators, Transport
-from verify.trial import Help, Searcher, Trial
+from verify.trial import Exhausted, Help, Searcher, Trial
 
 _ROUNDS = 8
 _TRIES = 24  # per round
+_SHARE = 14  # a greedy search may cost that part of the budget
 _NAMED = 4
 
 
@@ -35,6 +38,7 @@ def batched(search: Searcher, calls: Calls, transport: Transport) -> Help | None
     """Neighbours on the cycles as batches, and the other ends of their messages too, so both ends have one form."""
     if transport.communicators is Communicators.NONE:
         return None
+    search.afford(calls)
     scripts = read_script(calls)
     same_form = None if scripts is None else _wrap(scripts, _unlike(calls, scripts))
     if same_form is None:
@@ -61,8 +65,8 @@ def reordered(search: Searcher, calls: Calls, transport: Transport) -> Help | No
     if changed is not None and changed[1]:
         moves = changed[1]
         return Help(changed[0], kind="order", details={"moves": moves}, text="; ".join(moves))
-    mended = mend_calls(calls).calls
-    if mended is None or not search.trial(Help(mended), transport).safe:
+    mended = search.mended(calls)
+    if mended is None or not search.safe(Help(mended), transport):
         return None
     moves = _moves_of(calls, mended)
     text = "let both ends list their messages in one global order, as `--fix` writes it"
@@ -77,7 +81,20 @@ def _greedy(
     transport: Transport,
     changes: Callable[[Calls, Sequence[Script], Sequence[int]], Iterator[_Move]],
 ) -> tuple[Calls, list[str]] | None:
-    """Changed calls that are safe, and the changes; None if some round makes nothing better."""
+    """Changed calls that are safe, and the changes; None if some round makes nothing better, or it costs too much."""
+    try:
+        with search.share(_SHARE):
+            return _rounds(search, calls, transport, changes)
+    except Exhausted:
+        return None
+
+
+def _rounds(
+    search: Searcher,
+    calls: Calls,
+    transport: Transport,
+    changes: Callable[[Calls, Sequence[Script], Sequence[int]], Iterator[_Move]],
+) -> tuple[Calls, list[str]] | None:
     trial, done = search.trial(Help(calls), transport), list[str]()
     for _ in range(_ROUNDS):
         if trial.safe:
@@ -224,17 +241,21 @@ def _moves_of(before: Calls, after: Calls) -> list[str]:
     found = []
     for rank in range(before.ranks):
         old, new = (_messages(calls, rank) for calls in (before, after))
-        place = next((place for place, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
-        if place is not None:
-            found.append(f"on rank {rank}, {new[place]} before {old[place]}")
+        other = np.flatnonzero((old != new).any(axis=1))
+        if len(other):
+            first, second = (_told(before, messages[other[0]].tolist()) for messages in (new, old))
+            found.append(f"on rank {rank}, {first} before {second}")
     return found
 
 
-def _messages(calls: Calls, rank: int) -> list[str]:
-    """`the send of x to rank 1`, for each of a rank's messages."""
-    rows = [row for row in calls.rows(rank) if calls.kind[row] in SENDS + RECEIVES]
-    return [
-        f"{'send' if calls.kind[row] in SENDS else 'receive'} {calls.tags[int(calls.tag[row])]} "
-        f"{'to' if calls.kind[row] in SENDS else 'from'} rank {calls.peer[row]}"
-        for row in rows
-    ]
+def _messages(calls: Calls, rank: int) -> Ints:
+    """Whether it is sent, the peer and the tag of each of a rank's messages, in its order: (messages, 3)."""
+    rows = slice(int(calls.offsets[rank]), int(calls.offsets[rank + 1]))
+    sends, talks = np.isin(calls.kind[rows], SENDS), np.isin(calls.kind[rows], SENDS + RECEIVES)
+    columns: Ints = np.stack([sends, calls.peer[rows], calls.tag[rows]], axis=1)[talks]
+    return columns
+
+
+def _told(calls: Calls, message: list[int]) -> str:
+    sends, peer, tag = message
+    return f"{'send' if sends else 'receive'} {calls.tags[tag]} {'to' if sends else 'from'} rank {peer}"

@@ -30,6 +30,7 @@ from verify.trial import BUDGET, Exhausted, Help, Searcher, Trial
 
 _LINEAR = 16  # rooms tried one by one before halving
 _MOST_CHANNELS = 8
+_SHARE = 12  # each kind of help on each transport may cost that part of the budget
 
 
 def find_remedies(
@@ -71,17 +72,30 @@ def _helps(search: Searcher, calls: Calls, transport: Transport, known: dict[Tra
             yield warmed
         return
     if twin not in known:
-        known[twin] = []
-        for kind in _KINDS:
-            help_ = kind(search, calls, twin)
-            if help_ is not None:
-                known[twin].append(help_)
-    enough = [help_ for help_ in known[twin] if not transport.cold or search.trial(help_, transport).safe]
+        known[twin] = list(_of_each_kind(search, calls, twin))
+    enough = [help_ for help_ in known[twin] if not transport.cold or search.safe(help_, transport)]
     yield from enough
     for help_ in () if enough else known[twin]:
         warmed = _warmed(search, help_, transport)
         if warmed is not None:
             yield warmed
+
+
+def _of_each_kind(search: Searcher, calls: Calls, transport: Transport) -> Iterable[Help]:
+    """The helps of a warm transport. A kind that costs too much has none; raises Exhausted if that leaves nothing."""
+    found = cut = False
+    for kind in _KINDS:
+        try:
+            with search.share(_SHARE):
+                help_ = kind(search, calls, transport)
+        except Exhausted:
+            cut = True
+            continue
+        if help_ is not None:
+            found = True
+            yield help_
+    if cut and not found:
+        raise Exhausted
 
 
 # -------------------------------------------------------------------- warm-up

@@ -141,7 +141,8 @@ def in_short(graph: EventGraph, cycle: Sequence[Hop]) -> str | None:
     if len(waits) < 2:
         return None
     told = [f"rank {a} {'waits ' if not place else ''}for rank {b} ({tag})" for place, (a, b, tag) in enumerate(waits)]
-    return "in short: " + ", ".join(told)
+    more = f", and {len(told) - 2 * _MOST_RANKS} more" if len(told) > 2 * _MOST_RANKS else ""
+    return "in short: " + ", ".join(told[: 2 * _MOST_RANKS]) + more
 
 
 def heads(graph: EventGraph, ranks: Sequence[int]) -> list[str]:
@@ -151,8 +152,9 @@ def heads(graph: EventGraph, ranks: Sequence[int]) -> list[str]:
     calls, found = graph.calls, []
     sends = np.isin(calls.kind, SENDS)
     rank_of = calls.rank_of()
-    for a in ranks:
-        for b in [other for other in ranks if other > a]:
+    some = ranks[:_MOST_RANKS]
+    for a in some:
+        for b in [other for other in some if other > a]:
             ends = [_common(graph, rank_of, *pair) for pair in ((a, b), (b, a))]
             for place, (one, other) in enumerate(zip(*ends, strict=False), 1):
                 if sends[one] == sends[other]:

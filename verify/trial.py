@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,13 +11,14 @@ from numpy.typing import NDArray
 
 from pipedsl.calls import Calls
 from verify.cycle import Hop, shortest_cycle
-from verify.deadlock import hangs, stuck_events
+from verify.deadlock import hangs, mirrored, stuck_events
 from verify.events import NOTHING, Assumed, Event, EventGraph, event_graph
+from verify.mend import Mended, mend_calls
 from verify.messages import crossed
 from verify.transports import Communicators, Transport
 
-BUDGET = 100_000
-"""Calls looked at over all trials of one search; about a second."""
+BUDGET = 150_000
+"""Calls looked at over all trials of one search; about two seconds."""
 _OVERHEAD = 50  # what a trial costs however few calls there are, in calls
 
 
@@ -74,7 +76,33 @@ class Searcher:
     """Tries helps until its budget is spent. Deterministic: it counts work, not time."""
 
     def __init__(self, budget: int = BUDGET) -> None:
-        self.left = budget
+        self.budget = self.left = budget
+        self._mended: Mended | None = None
+
+    @contextmanager
+    def share(self, parts: int) -> Iterator[None]:
+        """Within, at most one of `parts` parts of the budget is spent; more raises Exhausted."""
+        kept = max(self.left - self.budget // parts, 0)
+        self.left -= kept
+        try:
+            yield
+        finally:
+            self.left = max(self.left, 0) + kept
+
+    def afford(self, calls: Calls) -> None:
+        """Raises Exhausted if one trial of these calls would."""
+        if len(calls) + _OVERHEAD > self.left:
+            raise Exhausted
+
+    def mended(self, calls: Calls) -> Calls | None:
+        """What `mend_calls` makes of the calls that are searched; made once."""
+        if self._mended is None:
+            self._mended = mend_calls(calls)
+        return self._mended.calls
+
+    def safe(self, help_: Help, transport: Transport) -> bool:
+        """Whether a help is enough; by its one global order if it has one, which costs next to nothing."""
+        return mirrored(help_.calls) or self.trial(help_, transport).safe
 
     def trial(self, help_: Help, transport: Transport) -> Trial:
         """Raises Exhausted."""

@@ -79,7 +79,7 @@ def _helped(
     told = [f"{text} (then safe on {', '.join(where)})" for text, where in by_reach]
     notes = tuple(f"or: {text}" for text in told[1:])
     if cut := [name for name in names if name in stopped]:
-        notes += (f"what would help on {', '.join(cut)} was not searched to its end: too many calls",)
+        notes += (f"what would help on {', '.join(cut)} was not searched to its end, as there are too many calls",)
     return replace(finding, notes=finding.notes + notes, help=told[0] if told else finding.help)
 
 
