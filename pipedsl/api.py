@@ -254,7 +254,7 @@ def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metr
 
     def resimulate(costs: Costs) -> Metrics:
         changed = replace(own, costs=costs)
-        return measure(changed, simulate(changed), report.calls)
+        return measure(changed, simulate(changed), known=metrics)
 
     if profile is not None:
         metrics = replace(resimulate(own.costs), memory=metrics.memory)

@@ -49,8 +49,10 @@ def _too_many(op: Op, chunk: int, count: int, microbatches: int, chunks: int) ->
 
 def _mixtures(operations: Operations, group: Ints, counted: Ints, ops: Sequence[Op], chunks: int) -> list[Diagnostic]:
     """PD203 for every kind and chunk that is counted at one place and indexed at another."""
+    found: list[Diagnostic] = []
+    if counted.all() or not counted.any():
+        return found
     both = np.intersect1d(group[counted], group[~counted])
-    found = []
     for which in both.tolist():
         here = group == which
         by_count = int(np.flatnonzero(here & counted)[0])

@@ -137,16 +137,23 @@ def _first_out_of_order(program: Program, *needs: Ints) -> list[int]:
     bad = np.zeros(len(program), bool)
     for need in needs:
         bad |= (need > rows) & (rank[need] == rank)
-    at = np.flatnonzero(bad)
-    ranks, first = np.unique(rank[at], return_index=True)
     found = [-1] * program.ranks
+    at = np.flatnonzero(bad)
+    if not len(at):
+        return found
+    ranks, first = np.unique(rank[at], return_index=True)
     for index, row in zip(ranks.tolist(), at[first].tolist(), strict=True):
         found[index] = row
     return found
 
 
-def measure(program: Program, timeline: Timeline, calls: Calls | None = None) -> Metrics:
-    """The metrics of a run. With `calls`, send and receive buffers count in `memory`."""
+def measure(
+    program: Program, timeline: Timeline, calls: Calls | None = None, *, known: Metrics | None = None
+) -> Metrics:
+    """The metrics of a run. With `calls`, send and receive buffers count in `memory`.
+
+    `known`: those of the same program and calls under other costs, whose peaks are the same.
+    """
     busy, spans = [], []
     compute = np.isin(program.kind, COMPUTE)
     for rank in range(program.ranks):
@@ -162,6 +169,6 @@ def measure(program: Program, timeline: Timeline, calls: Calls | None = None) ->
         span=span,
         span_bubble=1 - max(busy) / span if span else Fraction(0),
         busy=tuple(busy),
-        peak_activations=activations_held(program).peaks(),
-        memory=memory_used(program, calls).peaks(),
+        peak_activations=known.peak_activations if known else activations_held(program).peaks(),
+        memory=known.memory if known else memory_used(program, calls).peaks(),
     )

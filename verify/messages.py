@@ -32,11 +32,11 @@ def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
         (without(calls, issues, issue), _NEVER_WAITED),
         (idle, "waits for a request that is never made"),
         (without(calls, np.sort(again), idle), "waits for a request that was waited for before"),
-        (np.unique(wait[wait < issue]), "comes before the request that it waits for"),
+        (np.sort(wait[wait < issue]), "comes before the request that it waits for"),
     )
     found = []
     for rows, what in faults:
-        for number in np.unique(rank[rows])[:_MOST_FINDINGS]:
+        for number in sorted(set(rank[rows].tolist()))[:_MOST_FINDINGS]:
             own = rows[rank[rows] == number]
             first = int(own[0])
             message = f"rank {number}: `{calls.label(first)}` {what}{and_more(len(own) - 1)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -68,7 +69,7 @@ def at_its_shortest(program: Program, timeline: Timeline) -> bool:
     A rank cannot start before its first activation is there, works all its operations off one after another, and what
     it ends last has still to be followed down to the first stage.
     """
-    costs, kinds = program.costs, set(np.unique(program.kind).tolist())
+    costs, kinds = program.costs, set(program.kind.tolist())
     if not len(program):
         return True
     split = Kind.I in kinds
@@ -80,14 +81,8 @@ def at_its_shortest(program: Program, timeline: Timeline) -> bool:
     bound = Fraction(0)
     for rank in range(program.ranks):
         rows = slice(int(program.offsets[rank]), int(program.offsets[rank + 1]))
-        pairs, counts = np.unique(
-            program.kind[rows].astype(np.int64) * program.stages + program.stage[rows], return_counts=True
-        )
-        load = sum(
-            count * duration[pair // program.stages][pair % program.stages]
-            for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
-            if pair // program.stages <= Kind.W
-        )
+        pairs = Counter(zip(program.kind[rows].tolist(), program.stage[rows].tolist(), strict=True))
+        load = sum(count * duration[kind][stage] for (kind, stage), count in pairs.items() if kind <= Kind.W)
         chunks = program.chunks(rank)
         heads, tails = ([path[replica][stage] for replica, stage in chunks] for path in (arrive, follow))
         if heads:

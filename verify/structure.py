@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from pipedsl.dependencies import dependencies
+from pipedsl.dependencies import cell_of, cells, dependencies
 from pipedsl.diagnostics import Diagnostic, Label, Span
 from pipedsl.program import COMPUTE, Ints, Kind, Program
 from pipedsl.simulate import Stuck, Timeline, simulate
@@ -67,6 +67,8 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
 
 def _missing_or_repeated(program: Program) -> list[Diagnostic]:
     """F once, and B or both I and W once, of every stage and microbatch."""
+    if _complete(program):
+        return []
     width = int(program.microbatch.max(initial=0)) + 1
     group = program.replica.astype(np.int64) * program.stages + program.stage
     key = group * width + program.microbatch
@@ -81,6 +83,16 @@ def _missing_or_repeated(program: Program) -> list[Diagnostic]:
     absent.those("W", np.setdiff1d(np.setdiff1d(inputs, weights), whole))
     absent.those("I", np.setdiff1d(np.setdiff1d(weights, inputs), whole))
     return _limited(found + absent.diagnostics())
+
+
+def _complete(program: Program) -> bool:
+    """Whether nothing is missing or repeated: the quick answer for a program of computations that is right."""
+    size, cell = cells(program), cell_of(program)
+    if size > len(program) or program.explicit_communication:
+        return False
+    forward, whole, inputs, weights = (np.bincount(cell[program.kind == kind], minlength=size) for kind in COMPUTE)
+    once = (forward == 1) & (whole + inputs == 1) & (inputs == weights)
+    return bool(once.all())
 
 
 def _both_forms(program: Program, key: Ints, both: Ints) -> Diagnostic:
@@ -157,6 +169,8 @@ def _wrong_order(program: Program) -> list[Diagnostic]:
     all_needs = (needs.local, needs.upstream, needs.posted)
     bad = [(need > rows) & (rank[need] == rank) for need in all_needs]
     at = np.flatnonzero(bad[0] | bad[1] | bad[2])
+    if not len(at):
+        return []
     ranks, firsts, counts = np.unique(rank[at], return_index=True, return_counts=True)
     for number, first, count in zip(ranks.tolist(), firsts.tolist(), counts.tolist(), strict=True):
         row = int(at[first])
