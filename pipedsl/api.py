@@ -252,12 +252,13 @@ def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metr
     (`metrics`), with the sizes of a profile if there is one.
     """
 
+    if profile is not None:
+        metrics = replace(measure(own, simulate(own)), memory=metrics.memory)
+
     def resimulate(costs: Costs) -> Metrics:
         changed = replace(own, costs=costs)
         return measure(changed, simulate(changed), known=metrics)
 
-    if profile is not None:
-        metrics = replace(resimulate(own.costs), memory=metrics.memory)
     found = tuple(check_claims(schedule, own, metrics, resimulate, profile is None or not profile.costs))
     if not found:
         return report

@@ -43,6 +43,9 @@ BUILTINS: Mapping[str, int | None] = {"min": None, "max": None, "abs": 1, "ceil"
 NODES_PER_STEP = 16
 """Nodes of expressions that one step pays for, so that a step costs about the same everywhere."""
 
+MEMO = 1 << 16
+"""Results that are kept of each `fn`: it gives the same for the same arguments, and a loop asks often."""
+
 
 class Budget:
     """The steps (loop rounds and function calls) that are left."""
@@ -161,6 +164,7 @@ class Evaluator:
         self._budget = budget if budget is not None else Budget(limits)
         self._intrinsics = intrinsics or {}
         self._bodies: dict[str, _Code] = {}
+        self._memos: dict[str, dict[tuple[Value, ...], Value]] = {}
 
     def compile(self, expr: Expr, slots: Mapping[str, int] | None = None) -> Closure:
         """A closure from an environment to the value of `expr`; `slots` says where variables are."""
@@ -371,11 +375,21 @@ class Evaluator:
         body, budget, span = self._body(expr.function).run, self._budget, expr.name_span
         cost = 1 + len(nodes(self._functions[expr.function].body)) // NODES_PER_STEP
 
+        memo = self._memos.setdefault(expr.function, {})
+
         def call(env: Environment) -> Value:
-            budget.left -= cost
+            values = [argument(env) for argument in arguments]
+            key = tuple(values)
+            known = None if bool in map(type, values) else memo.get(key)  # True is not 1 here
+            budget.left -= cost if known is None else 1
             if budget.left < 0:
                 budget.spend(0, span)
-            return body([argument(env) for argument in arguments])
+            if known is not None:
+                return known
+            result = body(values)
+            if len(memo) < MEMO and {int}.issuperset(map(type, key)):
+                memo[key] = result
+            return result
 
         return call
 

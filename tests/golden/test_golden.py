@@ -1,7 +1,8 @@
 """Broken schedules and what `pipedsl verify` says about them.
 
 The first line of `NAME.sched` has the arguments (`NAME.json`, a file of Calls, and `NAME.csv` need none),
-`NAME.expected` the whole output and the exit status. After a change of a message: `pytest tests/golden --update-golden`, and read the difference.
+`NAME.expected` the whole output and the exit status. After a change of a message: `pytest tests/golden
+--update-golden`, and read the difference.
 """
 
 from __future__ import annotations

@@ -198,25 +198,33 @@ def test_what_is_too_large_is_refused_before_it_is_made(body: str) -> None:
 
 @pytest.mark.parametrize("params", [{"p": 10**12, "m": 1}, {"p": 1, "m": 10**12}, {"p": 10**6, "m": 10**6}])
 def test_huge_parameters_are_refused_at_once(params: dict[str, int]) -> None:
-    started = time.perf_counter()
     assert codes(HEAD + GPIPE, **params) == ["PD104"]
-    assert time.perf_counter() - started < 1
 
 
-def test_large_ones_are_arrays_and_quick() -> None:
-    started = time.perf_counter()
+def test_large_ones_are_arrays() -> None:
     each = program(ONE_F_ONE_B, p=64, m=1024)
     assert len(each) == 131_072
-    assert time.perf_counter() - started < 1
     assert each.kind.dtype == np.int8
     assert {array.dtype for array in (each.stage, each.microbatch, each.span)} == {np.dtype(np.int32)}
 
 
-@pytest.mark.parametrize("functions", range(20, 40))
+@pytest.mark.parametrize("functions", range(45, 55))
 def test_the_deepest_schedules_that_are_admitted_fit_pythons_stack(functions: int) -> None:
     chain = "fn f0(x) = x\n" + "".join(f"fn f{i}(x) = max(0, f{i - 1}(x))\n" for i in range(1, functions))
     body = "(" * 90 + f"F * f{functions - 1}(m)" + ")" * 90 + " B * m"
-    try:
-        assert len(program(f"{HEAD}{chain}rank r {{ {body} }}")) == 8
-    except DiagnosticError as error:
-        assert {diagnostic.code for diagnostic in error.diagnostics} == {"PD104"}
+    text = f"{HEAD}{chain}rank r {{ {body} }}"
+    if functions < 50:
+        assert len(program(text)) == 8
+    else:
+        assert codes(text) == ["PD104"]
+
+
+def test_a_function_that_calls_itself_twice_over_is_no_work() -> None:
+    """Each of 40 functions calls the one before twice: 2**40 calls, if none were remembered."""
+    chain = "fn f0(x) = x\n" + "".join(f"fn f{i}(x) = f{i - 1}(x) // 2 + f{i - 1}(x) // 2\n" for i in range(1, 40))
+    assert len(program(f"{HEAD}{chain}rank r {{ F * (f39(0) + m) B * m }}")) == 8
+
+
+def test_remembered_results_keep_true_and_1_apart() -> None:
+    text = "fn f(x) = x + 1\nrank r { F * (f(1) + m - 2) B * (f(1 == 1)) }"
+    assert codes(HEAD + text) == ["PD107"]

@@ -152,3 +152,12 @@ def test_every_command_takes_one(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, [*arguments, str(bad)])
     assert (done.exit_code, done.output) == (2, f"error: {bad}: this is not UTF-8 text\n")
     assert CliRunner().invoke(cli, [*arguments, str(tmp_path / "none.json")]).exit_code == 2
+
+
+def test_peaks_of_claims_are_those_of_the_files_own_sizes() -> None:
+    """I gives back a half under this profile, so the peak falls below p, but the text says nothing of that."""
+    given = profile(memory={"activation": 2, "held_by_w": 1})
+    result = verify(load("zb_h1"), {"p": 4, "m": 8}, profile=given)
+    assert result.verdict is Verdict.VERIFIED
+    assert result.metrics is not None
+    assert min(result.metrics.peak_activations) < 4
