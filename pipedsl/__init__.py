@@ -8,20 +8,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipedsl.api import Result, advise, load, load_calls, parse_text, verify, verify_calls, verify_text
+    from pipedsl.api import (
+        Result,
+        advise,
+        load,
+        load_calls,
+        load_csv,
+        parse_text,
+        verify,
+        verify_calls,
+        verify_program,
+        verify_text,
+    )
     from pipedsl.calls import CallKind
     from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
     from pipedsl.library import UsageError, shipped
     from pipedsl.occupancy import Part
+    from pipedsl.parametric import ForAll, prove_for_all, prove_for_all_in
     from pipedsl.profile import Profile, load_profile
     from pipedsl.program import Kind
+    from pipedsl.program_text import program_text
     from pipedsl.simulate import Metrics
+    from verify import dependency_graph, mend_calls, mend_program
+    from verify.certificate import certificate
     from verify.report import Report, Verdict
 
 __all__ = [
     "CallKind",
     "Diagnostic",
     "DiagnosticError",
+    "ForAll",
     "Kind",
     "Limits",
     "Metrics",
@@ -32,13 +48,22 @@ __all__ = [
     "UsageError",
     "Verdict",
     "advise",
+    "certificate",
+    "dependency_graph",
     "load",
     "load_calls",
+    "load_csv",
     "load_profile",
+    "mend_calls",
+    "mend_program",
     "parse_text",
+    "program_text",
+    "prove_for_all",
+    "prove_for_all_in",
     "shipped",
     "verify",
     "verify_calls",
+    "verify_program",
     "verify_text",
 ]
 
@@ -46,7 +71,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CallKind": "pipedsl.calls",
+    "ForAll": "pipedsl.parametric",
+    "prove_for_all": "pipedsl.parametric",
+    "prove_for_all_in": "pipedsl.parametric",
     "Kind": "pipedsl.program",
+    "program_text": "pipedsl.program_text",
+    "certificate": "verify.certificate",
+    "dependency_graph": "verify",
+    "mend_calls": "verify",
+    "mend_program": "verify",
     "Metrics": "pipedsl.simulate",
     "Part": "pipedsl.occupancy",
     "Profile": "pipedsl.profile",
