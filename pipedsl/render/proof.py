@@ -25,11 +25,10 @@ def proof_lines(name: str, proof: ForAll) -> Iterator[Line]:
     yield line(f"{title(name, proof.params)}: ", verdict, about)
     if proof.checked:
         yield line(("dim", "  one by one      "), f"  {_numbers(proof.checked)}")
-    if proof.refused:
-        yield line(("dim", "  not admitted    "), f"  {proof.refused} of the m before that, by `require`")
     if proof.from_m is not None:
         modulo = "" if proof.period == 1 else f", argued for m modulo {proof.period}"
-        yield line(("dim", "  by repetition   "), f"  every m >= {proof.from_m}{modulo}")
+        admitted = " that `require` admits" if proof.refused else ""
+        yield line(("dim", "  by repetition   "), f"  every m >= {proof.from_m}{admitted}{modulo}")
 
 
 def _numbers(values: Sequence[int]) -> str:
