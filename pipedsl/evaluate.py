@@ -379,15 +379,17 @@ class Evaluator:
 
         def call(env: Environment) -> Value:
             values = [argument(env) for argument in arguments]
-            key = tuple(values)
-            known = None if bool in map(type, values) else memo.get(key)  # True is not 1 here
+            key = (
+                tuple(values) if {int}.issuperset(map(type, values)) else None
+            )  # truth values and symbols are not kept
+            known = None if key is None else memo.get(key)
             budget.left -= cost if known is None else 1
             if budget.left < 0:
                 budget.spend(0, span)
             if known is not None:
                 return known
             result = body(values)
-            if len(memo) < MEMO and {int}.issuperset(map(type, key)):
+            if key is not None and len(memo) < MEMO:
                 memo[key] = result
             return result
 

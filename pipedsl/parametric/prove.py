@@ -26,7 +26,7 @@ FIRST = 4
 class ForAll:
     """What is proved for all m under `params`.
 
-    `checked`: the m that were verified one by one; `refused`: how many more were looked at that `require` does not admit.
+    `checked`: the m that were verified one by one; `refused`: how many more `require` did not admit of those tried.
     `from_m`: every m from there on that `require` admits is covered by the proof by repetition, whose argument treats m
     modulo `period`; None where there is no such proof. REJECTED: `fails_at` is the smallest m that fails and `report`
     its report, or `fails_at` is None and no m is admitted at all. UNKNOWN: `diagnostics` name what is not decided.
