@@ -27,6 +27,7 @@ from pipedsl.simulate import Metrics, Stuck, Timeline, measure, simulate
 from pipedsl.syntax import Claim, ExpectBlock, Name, Schedule
 from verify import TRANSPORTS, Report, Verdict, check_calls
 from verify import verify as prove
+from verify.buffers import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -235,9 +236,12 @@ def load_calls(file: str, limits: Limits | None = None) -> Calls:
     return read_calls(document)
 
 
-def verify_calls(calls: Calls, *, transports: Sequence[str] | None = None) -> Result:
-    """Prove that calls alone do not hang and that their messages match; nothing is known of what they are for."""
-    return Result(None, {}, None, check_calls(calls, tuple(transports or TRANSPORTS)))
+def verify_calls(calls: Calls, *, transports: Sequence[str] | None = None, batch_limit: int = BATCH_LIMIT) -> Result:
+    """Prove that calls alone do not hang and that their messages match; nothing is known of what they are for.
+
+    A batch of more than `batch_limit` operations is a finding (PD304).
+    """
+    return Result(None, {}, None, check_calls(calls, tuple(transports or TRANSPORTS), batch_limit=batch_limit))
 
 
 def rejection(error: DiagnosticError) -> Report:

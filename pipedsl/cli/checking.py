@@ -14,6 +14,7 @@ from pipedsl.render.report import count_of
 from pipedsl.render.style import Colour, line
 from pipedsl.render.summary import STYLES, summary_lines, title
 from verify import Report, Verdict
+from verify.buffers import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -25,6 +26,7 @@ def check_file(
     transports: Sequence[str],
     limits: Limits,
     profile: Profile | None = None,
+    batch_limit: int = BATCH_LIMIT,
 ) -> Result:
     """The verdict on a schedule, on the program in a `.csv` file, or on the calls in a `.json` file.
 
@@ -38,7 +40,7 @@ def check_file(
         if file.endswith(".csv"):
             return verify_program(load_csv(file, limits), transports=transports, profile=profile)
         if file.endswith(".json"):
-            return verify_calls(load_calls(file, limits), transports=transports)
+            return verify_calls(load_calls(file, limits), transports=transports, batch_limit=batch_limit)
         schedule = load(file, limits)
     except DiagnosticError as error:
         return Result(None, params, None, rejection(error))

@@ -25,6 +25,7 @@ from pipedsl.cli.common import (
 from pipedsl.diagnostics import Diagnostic, Limits
 from pipedsl.render.document import report_document
 from pipedsl.render.style import Colour, line
+from verify.buffers import BATCH_LIMIT
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -55,6 +56,13 @@ def _quantifier(ctx: click.Context, option: click.Parameter, text: str | None) -
     callback=_quantifier,
     help="Prove it for every m (with -D p=...), or for every m and every p from A to B.",
 )
+@click.option(
+    "--batch-limit",
+    type=click.IntRange(1),
+    default=BATCH_LIMIT,
+    show_default=True,
+    help="Operations that one batch may have, in a file of calls.",
+)
 @click.option("--certificate", metavar="PATH", help="Write evidence that verify/checker.py accepts without pipedsl.")
 @click.option("--fix", is_flag=True, help="Write the file anew with its messages in an order that is safe.")
 @click.option("-o", "output", metavar="PATH", help="What --fix writes; by default NAME.mended.sched beside FILE.")
@@ -68,6 +76,7 @@ def command(
     transports: tuple[str, ...],
     advice: bool | None,
     for_all: range | None,
+    batch_limit: int,
     certificate: str | None,
     fix: bool,
     output: str | None,
@@ -87,7 +96,7 @@ def command(
         from pipedsl.cli import for_all as every_m
 
         every_m.run(file, params, for_all, form == "json", color, limits)
-    result = check_file(file, params, transports, limits, profile)
+    result = check_file(file, params, transports, limits, profile, batch_limit)
     status = exit_status(result.report)
     found = () if advice is False else advise(result, thorough=advice is True, limits=limits)
     if form == "text":

@@ -150,3 +150,12 @@ def test_calls_cannot_be_compiled(tmp_path: Path) -> None:
     assert run("verify", str(calls)).exit_code == 0
     assert run("compile", str(calls), "-o", str(tmp_path / "x.py")).exit_code == 2
     assert not (tmp_path / "x.py").exists()
+
+
+def test_the_limit_on_batches_is_settable(tmp_path: Path) -> None:
+    calls = tmp_path / "calls.json"
+    sides = ([["isend", 1, "a"], ["isend", 1, "b"]], [["irecv", 0, "a"], ["irecv", 0, "b"]])
+    calls.write_text(json.dumps({"ranks": [[["batch", side], ["wait", 0]] for side in sides]}))
+    assert run("verify", str(calls)).exit_code == 0
+    done = run("verify", str(calls), "--batch-limit", "1")
+    assert (done.exit_code, "PD304" in done.output) == (1, True)
