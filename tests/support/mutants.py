@@ -40,13 +40,13 @@ def mutants(program: Program) -> Iterator[Mutant]:
         rows = program.rows(rank)
         for row in rows:
             for edit in EDITS:
-                mutated = _edited(program, edit, rank, row)
+                mutated = edited(program, edit, rank, row)
                 if mutated is not None:
                     name = f"{edit} rank {rank} step {row - rows.start}: {program.label(row)}"
                     yield Mutant(edit, name, mutated)
 
 
-def _edited(program: Program, edit: str, rank: int, row: int) -> Program | None:
+def edited(program: Program, edit: str, rank: int, row: int) -> Program | None:
     """The program after one edit, or None where the edit would not change it."""
     rows = program.rows(rank)
     order = np.arange(len(program))
