@@ -12,7 +12,8 @@ from typing import Literal
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
 from pipedsl.evaluate import BUILTINS
-from pipedsl.shape import check_depth, recursive_functions
+from pipedsl.placements import PLACEMENTS
+from pipedsl.shape import check_depth, recursive_functions, words
 from pipedsl.syntax import (
     Binary,
     Boolean,
@@ -48,6 +49,7 @@ from pipedsl.syntax import (
 )
 
 COSTS = ("F", "I", "W", "B", "send")
+OBJECTIVES = ("makespan", "span")
 METRICS = ("makespan", "bubble", "span", "span_bubble")
 RANK_METRICS = ("peak", "memory")
 RANK_VARIABLE = "r"
@@ -80,20 +82,51 @@ class _Scope:
         return replace(self, variables={**self.variables, name: _Variable(span, type)})
 
 
-def check(schedule: Schedule, limits: Limits | None = None) -> list[Diagnostic]:
-    """Every mistake of a schedule that needs no numbers to be seen, in the order of the text."""
+def check(schedule: Schedule, limits: Limits | None = None, searching: bool = False) -> list[Diagnostic]:
+    """Every mistake of a schedule that needs no numbers to be seen, in the order of the text.
+
+    `searching`: open orders are what is looked for; without it they are a mistake (PD601).
+    """
     checker = _Checker(schedule)
     try:
         check_depth(schedule, limits or Limits())
     except DiagnosticError as error:
         return list(error.diagnostics)
     checker.run()
+    if not searching:
+        checker.found.extend(_refused_openings(schedule))
     if not any(d.code == "PD110" for d in checker.found):
         try:
             check_depth(schedule, limits or Limits(), through_functions=True)
         except DiagnosticError as error:
             checker.found.extend(error.diagnostics)
     return sorted(checker.found, key=lambda d: d.span.start if d.span else 0)
+
+
+def openings(schedule: Schedule) -> list[Span]:
+    """What a schedule leaves open: its `||` and its `place ?`. None makes it a search problem."""
+    found = []
+    for item in schedule.items:
+        if isinstance(item, Place) and item.rank is None:
+            found.append(item.span)
+        elif isinstance(item, RankBlock):
+            found.extend(word.span for word in words(item.body) if isinstance(word, Shuffle))
+    return found
+
+
+def _refused_openings(schedule: Schedule) -> list[Diagnostic]:
+    """PD601, once, where something only search can work with."""
+    places = openings(schedule)
+    if places:
+        help_ = "run `pipedsl search` on it: what it writes can be verified, shown and compiled"
+        return [Diagnostic("PD601", "this is a search problem: an order or placement is open", places[0], help=help_)]
+    for item in schedule.items:
+        if isinstance(item, Minimize | SubjectTo):
+            name = "minimize" if isinstance(item, Minimize) else "subject to"
+            help_ = "leave it out (`expect` holds claims), or leave an order open with `||`"
+            message = f"`{name}` is for a search problem, and nothing is open here"
+            return [Diagnostic("PD601", message, item.span, help=help_)]
+    return []
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
@@ -203,12 +236,13 @@ class _Checker:
         wanted: tuple[tuple[type, str, str], ...] = (
             (Stages, "stages", "`stages p` for one stage a rank"),
             (Place, "place", "`place s -> s` puts stage s on rank s"),
+            (Minimize, "minimize", ""),
         )
         for kind, name, example in wanted:
             items = [item for item in self.schedule.items if isinstance(item, kind)]
             for item in items[1:]:
                 self.say("PD106", f"`{name}` is given twice", item.span, first=items[0].span)
-            if not items and not (kind is Place and replicas):
+            if not items and example and not (kind is Place and replicas):
                 self.say("PD115", f"the schedule has no `{name}`", self.schedule.header.span, help=f"write {example}")
         if not any(isinstance(item, RankBlock) for item in self.schedule.items):
             self.say(
@@ -245,9 +279,11 @@ class _Checker:
                 for claim in item.claims:
                     self.claim(claim, top)
             case Minimize():
-                self.planned("`minimize`", item.span)
+                if item.objective not in OBJECTIVES:
+                    self.unknown("objective", item.objective, OBJECTIVES, item.span)
             case SubjectTo():
-                self.planned("`subject to`", item.span)
+                scope = top if RANK_VARIABLE in top.variables else top.add(RANK_VARIABLE, None)
+                self.expect(item.condition, replace(scope, claims=True), "truth", "what stands after `subject to`")
             case Depend():
                 self.planned("`depend`", item.span)
             case _:
@@ -255,7 +291,9 @@ class _Checker:
 
     def place(self, place: Place, top: _Scope) -> None:
         if place.variable is None or place.rank is None:
-            self.planned("`place ?`", place.span)
+            for name in place.choices:
+                if name not in PLACEMENTS:
+                    self.unknown("placement", name, PLACEMENTS, place.span)
         else:
             self.expect(place.rank, self.define(top, place.variable, place.span), "number", "the rank of a stage")
 
@@ -326,7 +364,8 @@ class _Checker:
             case Overlap():
                 self.planned("`&`, two operations overlapped as one,", word.span)
             case Shuffle():
-                self.planned("`||`, an open order,", word.span)
+                for operand in word.operands:
+                    self.word(operand, scope)
         return scope
 
     def operation(self, op: Op, scope: _Scope) -> None:

@@ -51,6 +51,8 @@ CODES: Mapping[str, str] = {
     "PD401": "memory over the cap",
     "PD501": "claim does not hold",
     "PD502": "claim cannot be decided",
+    "PD601": "search problem refused",
+    "PD602": "no order fits",
     "PD901": "a move would shorten it",
     "PD902": "memory held longer than needed",
     "PD903": "receive posted too early",

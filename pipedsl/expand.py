@@ -12,10 +12,12 @@ from pipedsl.check import check, suggest
 from pipedsl.counting import number_microbatches
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
 from pipedsl.evaluate import Budget, Evaluator, Value, as_int, as_truth, fail, nodes, show
+from pipedsl.open_words import OpenProgram, check_strands, strands_of
+from pipedsl.placements import PLACEMENTS
 from pipedsl.program import Ints, Kind, Program
 from pipedsl.sizes import costs_of, memory_of
 from pipedsl.syntax import Expr, Function, Name, Place, RankBlock, Require, Schedule, Stages
-from pipedsl.words import Block
+from pipedsl.words import Block, Operations, ops_of
 
 STEPS_PER_RANK = 64
 """What a rank costs of the limit on steps, whether it does anything or not."""
@@ -30,8 +32,24 @@ def expand(schedule: Schedule, params: Mapping[str, int], limits: Limits | None 
     Raises DiagnosticError with every mistake found: those of `check` alone, then of the parameters, then PD112, then
     the rest. What needs the whole program (PD206 and on) is left to the verifier.
     """
-    limits = limits or Limits()
-    found = check(schedule, limits)
+    return _expansion(schedule, params, limits or Limits(), searching=False).program()[0]
+
+
+def expand_open(schedule: Schedule, params: Mapping[str, int], limits: Limits | None = None) -> list[OpenProgram]:
+    """The search problem that a schedule states: its rows and strands, once for each placement that it leaves open.
+
+    Raises DiagnosticError as `expand` does, and with PD601 for what strands cannot say.
+    """
+    expansion = _expansion(schedule, params, limits or Limits(), searching=True)
+    place = next(item for item in schedule.items if isinstance(item, Place))
+    if place.rank is not None:
+        return [expansion.open_program()]
+    names = dict.fromkeys(place.choices or PLACEMENTS)
+    return [replace(expansion, layout=name).open_program() for name in names]
+
+
+def _expansion(schedule: Schedule, params: Mapping[str, int], limits: Limits, searching: bool) -> _Expansion:
+    found = check(schedule, limits, searching)
     if found:
         raise DiagnosticError(found)
     budget = Budget(limits)
@@ -39,7 +57,7 @@ def expand(schedule: Schedule, params: Mapping[str, int], limits: Limits | None 
     functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
     evaluator = Evaluator(functions, values, limits, budget)
     _require(schedule, evaluator, values)
-    return _Expansion(schedule, values, limits, budget, evaluator).program()
+    return _Expansion(schedule, values, limits, budget, evaluator)
 
 
 def parameter_values(schedule: Schedule, params: Mapping[str, int], limits: Limits) -> dict[str, int]:
@@ -122,19 +140,38 @@ class _Rows:
     stage: Ints
     microbatch: Ints
     span: Ints
+    operations: Operations
 
 
 @dataclass(frozen=True)
 class _Expansion:
-    """One expansion: a checked schedule, its parameters, and what it may still cost."""
+    """One expansion: a checked schedule, its parameters, and what it may still cost.
+
+    `layout`: the placement to take for `place ?`.
+    """
 
     schedule: Schedule
     values: Mapping[str, int]
     limits: Limits
     budget: Budget
     evaluator: Evaluator
+    layout: str | None = None
 
-    def program(self) -> Program:
+    def open_program(self) -> OpenProgram:
+        program, rows = self.program()
+        ops = [op for item in self.schedule.items if isinstance(item, RankBlock) for op in ops_of(item)]
+        found = []
+        for rank, each in enumerate(rows):
+            names = list(zip(each.kind.tolist(), each.stage.tolist(), strict=True))
+            strands = strands_of(each.operations, names)
+            written = [ops[number] for number in each.span.tolist()]
+            check_strands(program, rank, strands, written, each.operations.index < 0)
+            first = program.rows(rank).start
+            found.append(tuple(tuple(first + row for row in strand) for strand in strands.strands))
+        return OpenProgram(program, tuple(found), self.layout)
+
+    def program(self) -> tuple[Program, list[_Rows]]:
+        """The program, and every rank's rows."""
         ranks, microbatches = self.values["p"], self.values["m"]
         stages_item = next(item for item in self.schedule.items if isinstance(item, Stages))
         items = [item for item in self.schedule.items if isinstance(item, RankBlock)]
@@ -151,7 +188,7 @@ class _Expansion:
             raise DiagnosticError(problems)
         lengths = [len(each.kind) for each in rows]
         stage = _join([each.stage for each in rows], np.int32)
-        return Program(
+        program = Program(
             name=self.schedule.header.name,
             params=dict(self.values),
             ranks=ranks,
@@ -170,6 +207,7 @@ class _Expansion:
             header_span=self.schedule.header.span,
             rank_spans=tuple(blocks[owner].block.span for owner in owners),
         )
+        return program, rows
 
     def _stages(self, item: Stages, microbatches: int) -> int:
         stages = as_int(self.evaluator.value(item.count), item.count.span, "the number of stages")
@@ -188,10 +226,13 @@ class _Expansion:
     def _placement(self, stages: int) -> Ints:
         """The rank of every stage: (stages,). Raises PD202 for the first stage on no rank."""
         place = next(item for item in self.schedule.items if isinstance(item, Place))
-        assert place.rank is not None
-        assert place.variable is not None
         ranks = self.values["p"]
         self.budget.spend(stages, place.span)
+        if self.layout is not None:
+            rank_in = PLACEMENTS[self.layout]
+            return np.array([rank_in(stage, stages, ranks) for stage in range(stages)], np.int32)
+        assert place.rank is not None
+        assert place.variable is not None
         rank_of = self.evaluator.compile(place.rank, {place.variable: 0})
         placement = []
         for stage in range(stages):
@@ -265,7 +306,7 @@ class _Expansion:
         kind = kinds[operations.op]
         microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(stages))
         stage = stages[operations.chunk] if len(operations.op) else operations.chunk
-        return _Rows(kind, stage, microbatch, operations.op), problems
+        return _Rows(kind, stage, microbatch, operations.op, operations), problems
 
     def _on(self, rank: int) -> str:
         given = ", ".join(f"{name} = {value}" for name, value in self.values.items())

@@ -373,7 +373,9 @@ def _line_of(item: syntax.Item) -> str:
         case syntax.Stages(count):
             return f"stages {unparse.expression(count)}"
         case syntax.Place(variable, rank):
-            return "place ?" if rank is None else f"place {variable} -> {unparse.expression(rank)}"
+            if rank is None:
+                return "place ?" + (f" in {', '.join(item.choices)}" if item.choices else "")
+            return f"place {variable} -> {unparse.expression(rank)}"
         case syntax.Function(name, names, body):
             return f"fn {name}({', '.join(names)}) = {unparse.expression(body)}"
         case syntax.Minimize(objective):

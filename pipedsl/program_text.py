@@ -1,7 +1,7 @@
 """A Program as a `.sched` text, for what was mended or read from another format.
 
 The text holds for the one p and m of the program. Operations have no index where a rank runs the microbatches of a kind
-and chunk in order; what repeats is written as a repetition.
+and chunk in order. What repeats is written as a repetition, and ranks that differ in counts alone share a block.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ import numpy as np
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError
 from pipedsl.program import Ints, Kind, Program
+from pipedsl.rank_classes import RankClass, class_words, rank_classes
 
 _WIDTH = 100
-_LONGEST = 48  # operations in what is looked for as a repetition
+_FEW_TERMS = 12  # of a word that has each on a line of its own
 _INDENT = "    "
 _KIB = 1024
 _COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "backward_weight"), ("send", "send"))
 
 
-def program_text(program: Program, comment: str = "") -> str:
-    """The text; `expand` makes the same program of it. Raises DiagnosticError (PD113) for replicas."""
+def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()) -> str:
+    """The text; `expand` makes the same program of it. Raises DiagnosticError (PD113) for replicas.
+
+    `claims`: those of its `expect` block. A line end in `comment` stays one.
+    """
     if program.placement.shape[0] > 1:
         raise DiagnosticError([Diagnostic("PD113", "a schedule with replicas cannot be written", program.header_span)])
     p, m = program.ranks, program.microbatches
-    lines = [f"# {line}".rstrip() for line in wrap(comment, _WIDTH - 2)]
+    said = [part for line in comment.splitlines() for part in wrap(line, _WIDTH - 2)]
+    lines = [f"# {line}".rstrip() for line in said]
     lines += [
         f"schedule {program.name}(p = {p}, m = {m})",
         f'require p == {p} and m == {m}, "this text was written for {p} ranks and {m} microbatches"',
@@ -36,9 +41,11 @@ def program_text(program: Program, comment: str = "") -> str:
         f"stages {program.stages}",
         f"place s -> {_choice('s', program.placement[0].tolist(), str)}",
     ]
-    for rank in range(p):
-        lines += ["", f"rank r where r == {rank} {{", _INDENT + " ".join(_words(program, rank)), "}"]
+    for found in rank_classes([_names(program, rank) for rank in range(p)]):
+        lines += ["", *_rank_block(found, p)]
     lines += [*_costs(program), *_memory(program)]
+    if claims:
+        lines += ["", "expect {", *(f"{_INDENT}{claim}" for claim in claims), "}"]
     return "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
 
 
@@ -52,8 +59,8 @@ def _wrapped(line: str) -> list[str]:
 # ----------------------------------------------------------------- operations
 
 
-def _words(program: Program, rank: int) -> list[str]:
-    """A rank's operations, folded."""
+def _names(program: Program, rank: int) -> list[str]:
+    """A rank's operations as the text has them, one by one."""
     rows = program.rows(rank)
     chunks = program.chunks(rank)
     number = {stage: chunk for chunk, (_, stage) in enumerate(chunks)}
@@ -65,7 +72,7 @@ def _words(program: Program, rank: int) -> list[str]:
         at = f"@{number[stage]}" if len(chunks) > 1 else ""
         index = "" if (kind, stage) in counted else f"[{microbatch}]"
         names.append(f"{Kind(kind).name}{at}{index}")
-    return fold(names)
+    return names
 
 
 def _in_order(kinds: Ints, stages: Ints, microbatches: Ints) -> set[tuple[int, int]]:
@@ -78,41 +85,41 @@ def _in_order(kinds: Ints, stages: Ints, microbatches: Ints) -> set[tuple[int, i
     return found
 
 
-def fold(names: Sequence[str]) -> list[str]:
-    """Words in which what repeats at once is written as `F * 3` and `(F B) * 5`, as short as such a text can be."""
-    count = len(names)
-    times = {length: _repeats(names, length) for length in range(1, min(_LONGEST, count // 2) + 1)}
-    shortest = [0] * (count + 1)  # tokens from each place on
-    choice = [0] * count  # the length of what is repeated, 0 for nothing
-    for at in range(count - 1, -1, -1):
-        shortest[at] = 1 + shortest[at + 1]
-        for length, repeats in times.items():
-            if repeats[at] > 1:
-                tokens = (3 if length == 1 else length + 4) + shortest[at + length * repeats[at]]
-                if tokens < shortest[at] + (length > 1):
-                    shortest[at], choice[at] = tokens, length
-    words: list[str] = []
-    at = 0
-    while at < count:
-        length = choice[at]
-        repeats_here = times[length][at] if length else 1
-        if not length:
-            words.append(names[at])
-        elif length == 1:
-            words += [names[at], "*", str(repeats_here)]
-        else:
-            words += f"({' '.join(fold(names[at : at + length]))}) * {repeats_here}".split(" ")
-        at += length * repeats_here or 1
-    return words
+def _rank_block(found: RankClass, ranks: int) -> list[str]:
+    """The lines of the block of a class."""
+    if (found.first, found.last) == (0, ranks - 1):
+        where = ""
+    elif found.first == found.last:
+        where = f" where r == {found.first}"
+    elif found.first == 0:
+        where = f" where r <= {found.last}"
+    elif found.last == ranks - 1:
+        where = f" where r >= {found.first}"
+    else:
+        where = f" where {found.first} <= r <= {found.last}"
+    words = class_words(found, [_affine(term.slope, term.base, ranks) for term in found.terms])
+    each = [f"{_INDENT}{word}" for word in words]
+    lines = each if len(words) <= _FEW_TERMS else [_INDENT + " ".join(words)]
+    return [f"rank r{where} {{", *lines, "}"]
 
 
-def _repeats(names: Sequence[str], length: int) -> list[int]:
-    """How often the `length` names from each place on follow each other."""
-    count = len(names)
-    alike = [0] * (count + 1)  # names from each place on that are as those `length` later
-    for at in range(count - length - 1, -1, -1):
-        alike[at] = alike[at + 1] + 1 if names[at] == names[at + length] else 0
-    return [1 + alike[at] // length for at in range(count)]
+def _affine(slope: int, base: int, ranks: int) -> str:
+    """The count `slope * r + base`, as a count may be written; `p` is used for what is near it."""
+    if slope == 0:
+        return str(base)
+    size = abs(slope)
+    variable = "r" if size == 1 else f"{size} * r"
+    if slope > 0:
+        if base == 0:
+            return variable if size == 1 else f"({variable})"
+        return f"({variable} {'+' if base > 0 else '-'} {abs(base)})"
+    near, rest = divmod(base, ranks)
+    if rest == ranks - 1:
+        near, rest = near + 1, -1
+    if near > 0 and rest in (-1, 0):
+        whole = "p" if near == 1 else f"{near} * p"
+        return f"({whole} - {variable})" if rest == 0 else f"({whole} - 1 - {variable})"
+    return f"({base} - {variable})"
 
 
 # --------------------------------------------------------------------- values

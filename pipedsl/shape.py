@@ -27,6 +27,7 @@ from pipedsl.syntax import (
     Sequence,
     Shuffle,
     Stages,
+    SubjectTo,
     Word,
 )
 
@@ -200,6 +201,8 @@ def _expressions(schedule: Schedule) -> list[Expr]:
                 found.append(item.where)
             case CostBlock() | MemoryBlock():
                 found.extend(entry.value for entry in item.entries)
+            case SubjectTo():
+                found.append(item.condition)
             case ExpectBlock():
                 found.extend(expr for claim in item.claims for expr in _of_claim(claim))
             case _:

@@ -167,7 +167,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """`A || B`: any interleaving. Reserved for search."""
+    """`A || B`: any interleaving. For search."""
 
     operands: tuple[Word, ...]
     span: Span
@@ -216,11 +216,12 @@ class Stages:
 
 @dataclass(frozen=True)
 class Place:
-    """`place s -> e`. `place ?` (search) has `variable` and `rank` None."""
+    """`place s -> e`. `place ? in linear, v` (search) has `variable` and `rank` None; without `in`, no choices."""
 
     variable: str | None
     rank: Expr | None
     span: Span
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ class ExpectBlock:
 
 @dataclass(frozen=True)
 class Minimize:
-    """`minimize makespan`. Reserved for search."""
+    """`minimize makespan`. For search."""
 
     objective: str
     span: Span
@@ -315,7 +316,7 @@ class Minimize:
 
 @dataclass(frozen=True)
 class SubjectTo:
-    """`subject to condition`. Reserved for search."""
+    """`subject to condition`. For search."""
 
     condition: Expr
     span: Span

@@ -180,7 +180,7 @@ _BUILD: dict[str, Callable[[_Parts, Span], Any]] = {
     "require": _require,
     "stages": lambda p, span: syntax.Stages(p[0], span),
     "place": lambda p, span: syntax.Place(str(p[0]), p[1], span),
-    "place_open": lambda p, span: syntax.Place(None, None, span),
+    "place_open": lambda p, span: syntax.Place(None, None, span, tuple(str(part) for part in p if part)),
     "replica": _replica,
     "names": lambda p, span: tuple(str(part) for part in p if part is not None),
     "function": lambda p, span: syntax.Function(str(p[0]), p[1], p[2], span),

@@ -23,6 +23,10 @@ SMALL = 256
 """Up to this many operations a repetition extends a list instead of making an array of its own."""
 
 
+OPEN, NEXT, CLOSE = -1, -2, -3
+"""Marks among the operations of an open word: `(`, `||` and `)`."""
+
+
 class Output:
     """The operations of one rank so far: arrays that are done, and the list that grows.
 
@@ -76,11 +80,20 @@ Run = Callable[[Environment, Output], None]
 
 @dataclass(frozen=True, eq=False)
 class Operations:
-    """Rows of one rank. `op`: which `Op` of the block; `index`: the microbatch as written, -1 where counted."""
+    """Rows of one rank. `op`: which `Op` of the block; `index`: the microbatch as written, -1 where counted.
+
+    `marks`: where the word is open, the row numbers with OPEN, NEXT and CLOSE between them, as the text has them.
+    """
 
     op: NDArray[np.int64]
     chunk: NDArray[np.int64]
     index: NDArray[np.int64]
+    marks: NDArray[np.int64] | None = None
+
+
+def ops_of(block: RankBlock) -> list[Op]:
+    """The operations of a block, in the order that `Operations.op` counts them."""
+    return [word for word in words(block.body) if isinstance(word, Op)]
 
 
 class Block:
@@ -93,7 +106,8 @@ class Block:
         self._limits = limits
         self._slots = 1
         self.block = block
-        self.ops: list[Op] = [word for word in words(block.body) if isinstance(word, Op)]
+        self.ops = ops_of(block)
+        self._open = any(isinstance(word, Shuffle) for word in words(block.body))
         self._number = {id(op): number for number, op in enumerate(self.ops)}
         scope = {block.variable: 0}
         self._where = None if block.where is None else evaluator.compile(block.where, scope)
@@ -112,9 +126,14 @@ class Block:
         environment[0] = rank
         self._run(environment, output)
         output.check(0, self.block.span)
-        codes, index = np.divmod(output.array(), self._microbatches + 1)
+        codes, marks = output.array(), None
+        if self._open:
+            rows = codes >= 0
+            marks = np.where(rows, np.cumsum(rows) - 1, codes)
+            codes = codes[rows]
+        codes, index = np.divmod(codes, self._microbatches + 1)
         op, chunk = np.divmod(codes, max(chunks, 1))
-        return Operations(op, chunk, index - 1)
+        return Operations(op, chunk, index - 1, marks)
 
     # ------------------------------------------------------------- compiling
 
@@ -133,7 +152,9 @@ class Block:
                 return self._if(word, scope), scope
             case Let():
                 return self._let(word, scope)
-            case Overlap() | Shuffle():
+            case Shuffle():
+                return self._shuffle(word, scope), scope
+            case Overlap():
                 raise AssertionError("refused by check")
 
     def _variable(self, name: str, scope: Mapping[str, int]) -> tuple[int, Mapping[str, int]]:
@@ -154,6 +175,20 @@ class Block:
                 run(env, out)
 
         return sequence
+
+    def _shuffle(self, word: Shuffle, scope: Mapping[str, int]) -> Run:
+        """The operands one after the other, with marks that say where each begins."""
+        runs = [self._word(operand, scope)[0] for operand in word.operands]
+
+        def shuffle(env: Environment, out: Output) -> None:
+            mark = OPEN
+            for run in runs:
+                out.tail.append(mark)
+                run(env, out)
+                mark = NEXT
+            out.tail.append(CLOSE)
+
+        return shuffle
 
     def _let(self, word: Let, scope: Mapping[str, int]) -> tuple[Run, Mapping[str, int]]:
         value = self._evaluator.compile(word.value, scope)

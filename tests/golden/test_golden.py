@@ -1,6 +1,6 @@
 """Broken schedules and what `pipedsl verify` says about them.
 
-The first line of `NAME.sched` has the arguments (`NAME.json`, a file of Calls, and `NAME.csv` need none),
+The first line of `NAME.sched` has the arguments (after `# search: ` those of `pipedsl search`; `NAME.json`, a file of Calls, and `NAME.csv` need none),
 `NAME.expected` the whole output and the exit status. After a change of a message: `pytest tests/golden
 --update-golden`, and read the difference.
 """
@@ -23,14 +23,16 @@ CASES = sorted(path.name for path in HERE.iterdir() if path.suffix in (".sched",
 
 def arguments_of(path: Path) -> list[str]:
     if path.suffix != ".sched":
-        return []
+        return ["verify", path.name]
     first = path.read_bytes().split(b"\n", 1)[0].decode()
+    if first.startswith("# search: "):
+        return ["search", path.name, "--no-cache", *shlex.split(first.removeprefix("# search: "))]
     assert first.startswith("# args: "), f"{path.name} must begin with `# args: `"
-    return shlex.split(first.removeprefix("# args: "))
+    return ["verify", path.name, *shlex.split(first.removeprefix("# args: "))]
 
 
 def output_of(name: str) -> str:
-    result = CliRunner().invoke(cli, ["verify", name, *arguments_of(HERE / name)])
+    result = CliRunner().invoke(cli, arguments_of(HERE / name))
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return f"{result.output}exit status: {result.exit_code}\n"
 

@@ -1,0 +1,222 @@
+"""Open words: which operations of a rank form strands that any interleaving may mix, each in its own order.
+
+`A || B` gives the strands of A beside those of B. In `A (B || C) D` the word goes on before and after: one strand is
+A B D, the other C, and C has to keep between A and D. A search knows strands and what operations need, nothing else, so
+that is right where C's place follows from what its operations need, and refused (PD601) where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label
+from pipedsl.evaluate import fail
+from pipedsl.program import Ints, Kind, Program
+from pipedsl.syntax import Op
+from pipedsl.words import CLOSE, NEXT, OPEN, Operations
+
+_BACKWARD = (Kind.B, Kind.I)
+_HELP = (
+    "open whole ranks, `rank r { A || B }`: each operand is a word of its own. Before and after a `||` may stand what "
+    "the dependencies put there anyway"
+)
+
+
+@dataclass(frozen=True)
+class Strands:
+    """The strands of one rank, as row numbers. `fences`: (x, y), where the text puts x before y and no strand does."""
+
+    strands: tuple[tuple[int, ...], ...]
+    fences: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class OpenProgram:
+    """A program whose rows have no order but within their strand. `strands[r]`: rows of the program.
+
+    Rows stand as the text has them. `placement`: the name of the one that was chosen for `place ?`, or None.
+    """
+
+    program: Program
+    strands: tuple[tuple[tuple[int, ...], ...], ...] = field(repr=False)
+    placement: str | None = None
+
+
+Chains = list[list[int]]
+
+
+def strands_of(operations: Operations, names: Sequence[object]) -> Strands:
+    """The strands of a rank. `names[row]`: its kind and chunk; words with the same names go on in one strand."""
+    if operations.marks is None:
+        return Strands((tuple(range(len(operations.op))),))
+    fences: list[tuple[int, int]] = []
+    # Of every open parenthesis: the operands before, and what stands before it in its own sequence.
+    outside: list[tuple[Chains, Chains]] = []
+    current: Chains = []
+    run: list[int] = []
+    for mark in operations.marks.tolist():
+        if mark >= 0:
+            run.append(mark)
+            continue
+        if run:
+            current, run = _follow(current, [run], names, fences), []
+        if mark == OPEN:
+            outside.append(([], current))
+            current = []
+        elif mark == NEXT:
+            outside[-1][0].extend(current)
+            current = []
+        elif mark == CLOSE:
+            operands, before = outside.pop()
+            current = _follow(before, operands + current, names, fences)
+    if run:
+        current = _follow(current, [run], names, fences)
+    return Strands(tuple(tuple(chain) for chain in current), tuple(fences))
+
+
+def _follow(before: Chains, after: Chains, names: Sequence[object], fences: list[tuple[int, int]]) -> Chains:
+    """The chains of a word and the next one. Each chain goes on in at most one, by the names that both have."""
+    if not before or not after:
+        return before or after
+    own = [{names[row] for row in chain} for chain in before]
+    free = set(range(len(before)))
+    longer = [list(chain) for chain in before]
+    for chain in after:
+        theirs = {names[row] for row in chain}
+        partner = max(free, key=lambda k: (len(own[k] & theirs), -k), default=None)
+        fences.extend((other[-1], chain[0]) for k, other in enumerate(before) if k != partner)
+        if partner is None:
+            longer.append(chain)
+        else:
+            free.remove(partner)
+            longer[partner].extend(chain)
+    return longer
+
+
+def check_strands(program: Program, rank: int, found: Strands, ops: Sequence[Op], counted: Ints) -> None:
+    """Refuse (PD601) what strands cannot say: fences that do not follow, one kind and chunk counted in two strands.
+
+    Rows are those of the rank, numbered from 0. `ops[row]`: the operation that wrote it; `counted[row]`: whether its
+    microbatch was counted.
+    """
+    first = program.rows(rank).start
+    strand_of: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, strand in enumerate(found.strands):
+        for row in strand:
+            if not counted[row]:
+                continue
+            name = (int(program.kind[first + row]), int(program.stage[first + row]))
+            other, where = strand_of.setdefault(name, (number, row))
+            if other != number:
+                label = Label(ops[where].span, "and here")
+                message = f"`{ops[row].kind}` is counted in two strands: which microbatch each takes would be open too"
+                help_ = "give one of them indices, as in `F[i]`, or count in one strand alone"
+                raise DiagnosticError([Diagnostic("PD601", message, ops[row].span, (label,), help=help_)])
+    if not found.fences:
+        return
+    clock = _clock(program, rank, found.strands)
+    place = {row: (k, at) for k, strand in enumerate(found.strands) for at, row in enumerate(strand)}
+    for before, after in found.fences:
+        strand_number, at = place[before]
+        if clock[after][strand_number] < at:
+            message = "this would have to wait for all that stands before it, which search cannot hold it to"
+            label = Label(ops[before].span, "for this")
+            raise DiagnosticError([Diagnostic("PD601", message, ops[after].span, (label,), help=_HELP)])
+
+
+def _clock(program: Program, rank: int, strands: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Per row and strand, the place in the strand of the last operation that is before the row in every order.
+
+    Rows that wait for each other in a circle know nothing; the circle is found elsewhere.
+    """
+    rows = program.rows(rank)
+    count = len(rows)
+    before: list[list[int]] = [[] for _ in range(count)]
+    for strand in strands:
+        for k in range(1, len(strand)):
+            before[strand[k]].append(strand[k - 1])
+    own = slice(rows.start, rows.stop)
+    columns = (program.kind[own].tolist(), program.stage[own].tolist(), program.microbatch[own].tolist())
+    where = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    stages = [stage for _, stage in program.chunks(rank)]
+    for (kind, stage, i), row in where.items():
+        at = stages.index(stage)
+        needs: list[tuple[Kind, int]] = []
+        if kind == Kind.F and at:
+            needs = [(Kind.F, stages[at - 1])]
+        elif kind in _BACKWARD:
+            needs = [(Kind.F, stage)]
+            needs += [(each, stages[at + 1]) for each in _BACKWARD if at + 1 < len(stages)]
+        elif kind == Kind.W:
+            needs = [(Kind.I, stage)]
+        before[row].extend(where[(each, s, i)] for each, s in needs if (each, s, i) in where)
+    after: list[list[int]] = [[] for _ in range(count)]
+    waits = [len(items) for items in before]
+    for row, items in enumerate(before):
+        for x in items:
+            after[x].append(row)
+    clock = [[-1] * len(strands) for _ in range(count)]
+    place = {row: (k, at) for k, strand in enumerate(strands) for at, row in enumerate(strand)}
+    order = [row for row in range(count) if not waits[row]]
+    for row in order:
+        k, at = place[row]
+        known = clock[row]
+        for x in before[row]:
+            for each, value in enumerate(clock[x]):
+                known[each] = max(known[each], value)
+        known[k] = at  # after what came before: its own place is the last
+        for y in after[row]:
+            waits[y] -= 1
+            if not waits[y]:
+                order.append(y)
+    return clock
+
+
+def check_possible(open_program: OpenProgram) -> None:
+    """PD209 where no order of all ranks' strands runs to its end."""
+    program = open_program.program
+    count = len(program)
+    after: list[list[int]] = [[] for _ in range(count)]
+    waits = [0] * count
+    where = {
+        key: row
+        for row, key in enumerate(
+            zip(program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist(), strict=True)
+        )
+    }
+
+    def need(row: int, kinds: Sequence[Kind], stage: int, i: int) -> None:
+        for kind in kinds:
+            other = where.get((kind, stage, i))
+            if other is not None:
+                after[other].append(row)
+                waits[row] += 1
+
+    for (kind, stage, i), row in where.items():
+        if kind == Kind.F:
+            need(row, (Kind.F,), stage - 1, i)
+        elif kind in _BACKWARD:
+            need(row, (Kind.F,), stage, i)
+            need(row, _BACKWARD, stage + 1, i)
+        else:
+            need(row, (Kind.I,), stage, i)
+    for strands in open_program.strands:
+        for strand in strands:
+            for k in range(1, len(strand)):
+                after[strand[k - 1]].append(strand[k])
+                waits[strand[k]] += 1
+    order = [row for row in range(count) if not waits[row]]
+    for row in order:
+        for y in after[row]:
+            waits[y] -= 1
+            if not waits[y]:
+                order.append(y)
+    if len(order) < count:
+        stuck = next(row for row in range(count) if waits[row])
+        fail(
+            "PD209",
+            f"no order of these words runs to its end: {program.label(stuck)} waits for what comes after it",
+            program.span_of(stuck),
+            help="the words beside `||` keep their own order: change it, or open it too",
+        )

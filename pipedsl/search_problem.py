@@ -1,0 +1,190 @@
+"""From a schedule that leaves orders open to the problem that the search solves: strands, costs and caps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NoReturn
+
+from pipedsl.check import RANK_VARIABLE
+from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.evaluate import Evaluator, as_number, fail
+from pipedsl.expand import expand_open
+from pipedsl.occupancy import constant_part
+from pipedsl.open_words import OpenProgram, check_possible
+from pipedsl.program import COMMUNICATION, Kind, Program
+from pipedsl.syntax import Binary, Call, Compare, Expr, Function, Minimize, Name, Schedule, SubjectTo
+from verify.search.problem import Objective, Operation, Problem, make_problem
+from verify.structure import check_structure
+
+Caps = tuple[Fraction | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One problem of a schedule. `caps`: per rank what its memory may be, in the file's unit; None is no cap.
+
+    `program` has all rows, in no order that means anything; `placement`: the name of what `place ?` is here, or None.
+    """
+
+    open_program: OpenProgram
+    problem: Problem
+    caps: Caps
+
+    @property
+    def program(self) -> Program:
+        return self.open_program.program
+
+    @property
+    def placement(self) -> str | None:
+        return self.open_program.placement
+
+    def with_caps(self, caps: Caps) -> Task:
+        """The same under other caps (of all memory, weights included)."""
+        return replace(self, problem=self.problem.with_cap(activation_caps(self.program, caps)), caps=caps)
+
+
+def tasks(
+    schedule: Schedule, params: Mapping[str, int], cap: Fraction | None = None, limits: Limits | None = None
+) -> list[Task]:
+    """The problem that a schedule states, once for each placement that it leaves open.
+
+    `cap` stands in place of the file's, for every rank. Raises DiagnosticError: what `expand` raises, what is missing
+    or twice (PD206 to PD208), PD209 where no order can run, PD601 for what a search cannot be asked.
+    """
+    found = []
+    for each in expand_open(schedule, params, limits):
+        _check_rows(each)
+        program = each.program
+        caps = program.memory.cap if cap is None else (cap,) * program.ranks
+        caps = _conditions(schedule, program, caps, limits or Limits())
+        found.append(Task(each, _problem(schedule, each, caps), caps))
+    return found
+
+
+def _check_rows(each: OpenProgram) -> None:
+    program = each.program
+    for row in range(len(program)):
+        if program.kind[row] in COMMUNICATION:
+            message = "a search places the messages itself"
+            fail("PD601", message, program.span_of(row), help="leave SEND and RECV out; the answer has them implied")
+    wrong = [found for found in check_structure(program)[0] if found.code != "PD209"]
+    if wrong:
+        raise DiagnosticError(wrong)
+    check_possible(each)
+
+
+def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
+    program, memory = each.program, each.program.memory
+    columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
+    operations = [Operation(Kind(kind), stage, i) for kind, stage, i in zip(*columns, strict=True)]
+    minimized = [item.objective for item in schedule.items if isinstance(item, Minimize)]
+    return make_problem(
+        placement=program.placement[0].tolist(),
+        microbatches=program.microbatches,
+        costs=program.costs,
+        cap=activation_caps(program, caps),
+        # What is kept beside the activation until B or I ends is as a larger activation, of which I gives back more.
+        activation=[a + i for a, i in zip(memory.activation, memory.input, strict=True)],
+        held_by_w=memory.held_by_w,
+        objective=Objective(minimized[0] if minimized else "makespan"),
+        strands=tuple(
+            tuple(tuple(operations[row] for row in strand) for strand in strands if strand) for strands in each.strands
+        ),
+        ranks=program.ranks,
+    )
+
+
+def activation_caps(program: Program, caps: Sequence[Fraction | None]) -> list[Fraction | None]:
+    """What is left of the caps for activations, beside what is there all the time (below 0 where that is too much)."""
+    constant = constant_part(program)
+    return [None if cap is None else cap - held for cap, held in zip(caps, constant, strict=True)]
+
+
+# ----------------------------------------------------------------- conditions
+
+
+def _conditions(schedule: Schedule, program: Program, caps: Caps, limits: Limits) -> Caps:
+    """The caps with every `subject to` in them."""
+    functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
+    evaluator = Evaluator(functions, dict(program.params), limits)
+    found = list(caps)
+    for item in schedule.items:
+        if not isinstance(item, SubjectTo):
+            continue
+        for metric, most in _comparisons(item.condition):
+            for rank in _ranks(metric, program, evaluator):
+                value = as_number(evaluator.compile(most, _slots(program))([rank]), most.span, "what is compared")
+                size = Fraction(value)
+                if metric.function == "peak":
+                    size = _size_of_peak(metric, program, rank, size)
+                before = found[rank]
+                found[rank] = size if before is None else min(before, size)
+    return tuple(found)
+
+
+def _slots(program: Program) -> dict[str, int]:
+    """The variables of a condition: `r`, unless it is a parameter."""
+    return {} if RANK_VARIABLE in program.params else {RANK_VARIABLE: 0}
+
+
+def _comparisons(condition: Expr) -> list[tuple[Call, Expr]]:
+    """The (`peak(..)` or `memory(..)`, what it is at most) that a condition says, joined by `and`."""
+    if isinstance(condition, Binary) and condition.op == "and":
+        return _comparisons(condition.left) + _comparisons(condition.right)
+    if not isinstance(condition, Compare):
+        _refuse(condition)
+    found = []
+    for at, op in enumerate(condition.ops):
+        left, right = condition.operands[at], condition.operands[at + 1]
+        low, high = (left, right) if op == "<=" else (right, left)
+        if op not in ("<=", ">=") or not _is_metric(low) or _names_metric(high):
+            _refuse(condition)
+        assert isinstance(low, Call)
+        found.append((low, high))
+    return found
+
+
+def _is_metric(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.function in ("peak", "memory")
+
+
+def _names_metric(expr: Expr) -> bool:
+    from pipedsl.check import COSTS, METRICS
+    from pipedsl.evaluate import nodes
+
+    named = {node.id for node in nodes(expr) if isinstance(node, Name)} & {*METRICS, *COSTS}
+    return bool(named) or any(_is_metric(node) for node in nodes(expr))
+
+
+def _refuse(condition: Expr) -> NoReturn:
+    fail(
+        "PD601",
+        f"search cannot hold to this: `{condition.span.text}`",
+        condition.span,
+        help="it can to `peak(r) <= e` and `memory(r) <= e`, with `e` of parameters and `r`, also joined by `and`",
+    )
+
+
+def _ranks(metric: Call, program: Program, evaluator: Evaluator) -> Sequence[int]:
+    """The ranks that a metric is of: the one it names, or all where it is of `r`."""
+    argument = metric.arguments[0]
+    if isinstance(argument, Name) and argument.id in _slots(program):
+        return range(program.ranks)
+    rank = evaluator.value(argument)
+    if type(rank) is not int or not 0 <= rank < program.ranks:
+        fail("PD601", f"this is not one of the ranks 0 .. {program.ranks - 1}", argument.span)
+    return [rank]
+
+
+def _size_of_peak(metric: Call, program: Program, rank: int, peak: Fraction) -> Fraction:
+    """The memory that a rank has at a peak of `peak` activations. Raises PD601 where one does not tell the other."""
+    memory = program.memory
+    stages = [stage for _, stage in program.chunks(rank)]
+    sizes = {memory.activation[stage] for stage in stages}
+    parts = {memory.held_by_w[stage] for stage in stages}
+    if len(sizes) > 1 or len(parts) > 1 or any(memory.input[stage] for stage in stages) or 0 in sizes:
+        message = "search caps memory, and the activations of this rank's stages differ"
+        fail("PD601", message, metric.span, help="give the cap as a size: `cap(r) = ...` in `memory`")
+    return constant_part(program)[rank] + peak * sum(sizes)
