@@ -146,7 +146,7 @@ def verify(
     try:
         report = prove(program, transports=tuple(transports or TRANSPORTS))
         if report.metrics is not None:
-            report = _with_claims(schedule, own, report, report.metrics, profile)
+            report = with_claims(schedule, own, report, report.metrics, profile)
     except DiagnosticError as error:
         report = rejection(error)
     return Result(schedule, program.params, program, report, profile)
@@ -249,7 +249,7 @@ def rejection(error: DiagnosticError) -> Report:
     return Report(Verdict.REJECTED, error.diagnostics, {})
 
 
-def _with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metrics, profile: Profile | None) -> Report:
+def with_claims(schedule: Schedule, own: Program, report: Report, metrics: Metrics, profile: Profile | None) -> Report:
     """The report with what is wrong with the claims.
 
     They are about the file's own durations and sizes (`own`), or all durations; only `memory(r)` is what was verified

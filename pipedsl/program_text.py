@@ -98,8 +98,17 @@ def _rank_block(found: RankClass, ranks: int) -> list[str]:
     else:
         where = f" where {found.first} <= r <= {found.last}"
     words = class_words(found, [_affine(term.slope, term.base, ranks) for term in found.terms])
-    each = [f"{_INDENT}{word}" for word in words]
-    lines = each if len(words) <= _FEW_TERMS else [_INDENT + " ".join(words)]
+    if len(words) > _FEW_TERMS:
+        return [f"rank r{where} {{", _INDENT + " ".join(words), "}"]
+    lines: list[str] = []
+    alone = False
+    for term, word in zip(found.terms, words, strict=True):
+        once = (term.slope, term.base) == (0, 1)
+        if once and alone:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(_INDENT + word)
+        alone = once
     return [f"rank r{where} {{", *lines, "}"]
 
 

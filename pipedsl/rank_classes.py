@@ -15,10 +15,6 @@ from pipedsl.folding import Term, body_text, expand_term, fold, term_text
 MOST_TERMS = 24
 """Terms of a word that is tried to be shared; an irregular one has more, and is alike nowhere."""
 
-FEW_TERMS, MOST_MISSING = 6, 2
-"""Two ranks alone always fit on a line, whatever is shared: they are a class where the word is short or all but this
-many terms are in both."""
-
 MOST_FOLDED_TWICE = 50_000
 """Operations up to which both ways to fold are tried."""
 
@@ -100,9 +96,8 @@ def _shared(
     low, high = _counts(words[first], flat), _counts(words[last], flat)
     if low is None or high is None:
         return None
-    missing = low.count(0) + high.count(0)
-    if last == first + 1 and len(bodies) > FEW_TERMS and missing > MOST_MISSING:
-        return None
+    if last == first + 1 and (0 in low or 0 in high):
+        return None  # two ranks always fit on a line, whatever is laid over each other
     found = []
     for body, here, there in zip(bodies, low, high, strict=True):
         slope, rest = divmod(there - here, last - first)

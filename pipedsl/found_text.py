@@ -1,0 +1,43 @@
+"""What a search found, as a `.sched`: the words of all ranks, with what is known of them in the comment."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pipedsl.program_text import program_text
+
+if TYPE_CHECKING:
+    from pipedsl.searching import SearchResult
+
+
+def found_text(result: SearchResult) -> str:
+    """The text. It expands to `result.program`, and claims the value that was found."""
+    return program_text(result.program, "\n".join(comments(result)), [f"{result.objective} == {_exact(result.value)}"])
+
+
+def comments(result: SearchResult) -> list[str]:
+    """What is known of the answer, a line each."""
+    given = ", ".join(f"{name}={value}" for name, value in result.params.items())
+    place = f", placement {result.placement}" if result.placement else ""
+    source = result.schedule.source.name
+    lines = [f"Found by `pipedsl search` from {result.schedule.header.name} ({source}), with {given}{place}."]
+    return [*lines, f"{quality(result)}.", f"Seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s."]
+
+
+def quality(result: SearchResult) -> str:
+    """`makespan 27, the smallest there is (bound: path)`, or how far from it at most."""
+    value = f"{result.objective} {_exact(result.value)}"
+    if result.optimal:
+        why = f"lower bound: {result.argument}" if result.proof == "bound" else "z3 refuted a smaller one"
+        return f"{value}, the smallest there is ({why})"
+    bound = f"lower bound {_exact(result.bound)} ({result.argument})"
+    return f"{value}, {bound}: at most {percent(result.gap)} above the smallest"
+
+
+def percent(share: Fraction) -> str:
+    return f"{float(share * 100):.2f} %"
+
+
+def _exact(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{value.numerator} / {value.denominator}"

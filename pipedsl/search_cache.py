@@ -1,0 +1,122 @@
+"""Answers of the search, kept by content in a folder of the user.
+
+The key is a digest of everything that an answer depends on: the problem, the budget, the seed, and the text of the
+search itself. An entry holds orders, which are judged anew when they are read, and the lower bound, which is believed
+only if the digest of the whole entry is right. Whatever is wrong with an entry or the folder, the search just runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import fields
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipedsl import __version__
+from pipedsl.files import write_atomically
+from verify.search.judge import Invalid, judge
+from verify.search.problem import Operation, Problem
+from verify.search.solve import Budget, Proof, Solution
+
+FORMAT = 1
+
+
+def user_folder() -> Path:
+    """`$XDG_CACHE_HOME/pipedsl`, by default `~/.cache/pipedsl`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))) / "pipedsl"
+
+
+@cache
+def _engine() -> str:
+    """A digest of the program that searches: another one may answer otherwise."""
+    import verify.search
+
+    digest = hashlib.sha256(__version__.encode())
+    for path in sorted(Path(verify.search.__path__[0]).glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def key_of(problem: Problem, budget: Budget, seed: int) -> str:
+    """The digest that names the answer to a problem."""
+    strands = [
+        [[(int(op.kind), op.stage, op.microbatch) for op in strand] for strand in each] for each in problem.strands
+    ]
+    given = {each.name: repr(getattr(problem, each.name)) for each in fields(Problem) if each.name != "strands"}
+    what = {"format": FORMAT, "engine": _engine(), "budget": repr(budget), "seed": seed, "problem": given}
+    return hashlib.sha256(json.dumps([what, strands], sort_keys=True).encode()).hexdigest()
+
+
+def load_solution(folder: Path, key: str, problem: Problem) -> tuple[Solution, float] | None:
+    """The solution and the seconds that finding it took; None where there is none that holds."""
+    try:
+        text = _path(folder, key).read_text("utf-8")
+        entry = json.loads(text)
+        body = entry["body"]
+        if entry["sha256"] != _digest(body) or body["key"] != key:
+            return None
+        orders = tuple(_merged(each, strands) for each, strands in zip(body["orders"], problem.strands, strict=True))
+        judgement = judge(problem, orders)
+        solution = Solution(
+            problem=problem,
+            orders=orders,
+            value=judgement.value(problem.objective),
+            bound=Fraction(body["bound"]),
+            proof=None if body["proof"] is None else Proof(body["proof"]),
+            argument=body["argument"],
+            judgement=judgement,
+            work=body["work"],
+            log=(),
+        )
+        return (solution, float(body["elapsed"])) if solution.value == Fraction(body["value"]) else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, Invalid):
+        return None
+
+
+def store_solution(folder: Path, key: str, solution: Solution, elapsed: float) -> None:
+    """Keep a solution; a folder that cannot be written to keeps nothing."""
+    body = {
+        "key": key,
+        "orders": [
+            _choices(order, strands) for order, strands in zip(solution.orders, solution.problem.strands, strict=True)
+        ],
+        "value": str(solution.value),
+        "bound": str(solution.bound),
+        "proof": None if solution.proof is None else solution.proof.value,
+        "argument": solution.argument,
+        "work": solution.work,
+        "elapsed": elapsed,
+    }
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(_path(folder, key), json.dumps({"body": body, "sha256": _digest(body)}) + "\n")
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / f"search-{key[:40]}.json"
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _choices(order: tuple[Operation, ...], strands: tuple[tuple[Operation, ...], ...]) -> list[int]:
+    """Which strand runs next, all along: an order, said shortly."""
+    number = {operation: k for k, strand in enumerate(strands) for operation in strand}
+    return [number[operation] for operation in order]
+
+
+def _merged(choices: list[int], strands: tuple[tuple[Operation, ...], ...]) -> tuple[Operation, ...]:
+    """The order that `_choices` says. Raises IndexError or TypeError for what is no such list."""
+    at = [0] * len(strands)
+    order = []
+    for k in choices:
+        order.append(strands[k][at[k]])
+        at[k] += 1
+    return tuple(order)

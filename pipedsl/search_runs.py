@@ -1,0 +1,152 @@
+"""Running searches: one after the other or in processes of their own, with answers kept and found again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+
+from pipedsl.search_cache import key_of, load_solution, store_solution
+from verify.search.problem import Infeasible, Problem
+from verify.search.solve import Budget, NothingFound, Solution, Step, solve
+
+GRACE = 30.0
+"""Seconds that processes get to bring what they have after Ctrl-C."""
+
+INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
+
+
+@dataclass(frozen=True)
+class Job:
+    """One search. `label`: what to call it where there are several."""
+
+    problem: Problem
+    budget: Budget
+    seed: int
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: a solution, or that no order keeps to the caps (`refused`), or nothing."""
+
+    seed: int
+    solution: Solution | None = None
+    refused: bool = False
+    elapsed: float = 0.0
+    cached: bool = False
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class News:
+    """How a running search stands, in the file's units of time and in seconds."""
+
+    by: str
+    value: Fraction | None
+    bound: Fraction
+    elapsed: float
+    label: str
+
+    @property
+    def gap(self) -> Fraction | None:
+        return None if self.value is None or not self.bound else (self.value - self.bound) / self.bound
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    processes: int = 1,
+    cache: Path | None = None,
+    progress: Callable[[News], None] | None = None,
+) -> list[Outcome]:
+    """The outcomes, in the order of the jobs. After Ctrl-C the jobs that have not begun are left out as interrupted."""
+    keys = [key_of(job.problem, job.budget, job.seed) if cache is not None else "" for job in jobs]
+    found: dict[int, Outcome] = {}
+    for number, (job, key) in enumerate(zip(jobs, keys, strict=True)):
+        known = None if cache is None else load_solution(cache, key, job.problem)
+        if known is not None:
+            found[number] = Outcome(job.seed, known[0], elapsed=known[1], cached=True)
+    missing = [number for number in range(len(jobs)) if number not in found]
+    if processes > 1 and len(missing) > 1:
+        fresh = _in_processes([jobs[number] for number in missing], processes, progress)
+    else:
+        fresh = _one_by_one([jobs[number] for number in missing], progress)
+    for number, outcome in zip(missing, fresh, strict=True):
+        found[number] = outcome
+        if cache is not None and outcome.solution is not None and not outcome.interrupted:
+            store_solution(cache, keys[number], outcome.solution, outcome.elapsed)
+    return [found[number] for number in range(len(jobs))]
+
+
+def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome:
+    started = monotonic()
+
+    def tell(step: Step) -> None:
+        if progress is not None:
+            progress(News(step.by, step.value, step.bound, monotonic() - started, job.label))
+
+    try:
+        solution = solve(job.problem, budget=job.budget, seed=job.seed, progress=tell)
+    except Infeasible:
+        return Outcome(job.seed, refused=True, elapsed=monotonic() - started)
+    except NothingFound:
+        return Outcome(job.seed, elapsed=monotonic() - started)
+    except KeyboardInterrupt:
+        return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
+    interrupted = bool(solution.log) and solution.log[-1].by == INTERRUPTED
+    return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=interrupted)
+
+
+def _one_by_one(jobs: Sequence[Job], progress: Callable[[News], None] | None) -> list[Outcome]:
+    found: list[Outcome] = []
+    for job in jobs:
+        stopped = any(each.interrupted for each in found)
+        found.append(Outcome(job.seed, interrupted=True) if stopped else run_job(job, progress))
+    return found
+
+
+def _in_processes(jobs: Sequence[Job], processes: int, progress: Callable[[News], None] | None) -> list[Outcome]:
+    started = monotonic()
+    # `spawn`: a search may have threads of z3 by now, which a fork would not survive.
+    pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _ignore_interrupts)
+    futures = [pool.submit(_interruptible, job) for job in jobs]
+    try:
+        for job, future in zip(jobs, futures, strict=True):
+            solution = future.result().solution
+            if progress is not None and solution is not None:
+                elapsed = monotonic() - started
+                progress(News("process", solution.value, solution.bound, elapsed, job.label))
+    except KeyboardInterrupt:
+        # Ctrl-C reaches the processes too; those that search come back with what they have.
+        for future in futures:
+            future.cancel()
+    limit = monotonic() + GRACE
+    found = [_brought(job, future, limit) for job, future in zip(jobs, futures, strict=True)]
+    pool.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
+def _brought(job: Job, future: Future[Outcome], limit: float) -> Outcome:
+    with suppress(Exception, KeyboardInterrupt):
+        if not future.cancelled():
+            return future.result(max(0.0, limit - monotonic()))
+    return Outcome(job.seed, interrupted=True)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interruptible(job: Job) -> Outcome:
+    """A job in a process that Ctrl-C ends only while it searches."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run_job(job)
+    finally:
+        _ignore_interrupts()

@@ -1,0 +1,266 @@
+"""Search, composed: a schedule that leaves orders open to the best order found, verified. Nothing here prints.
+
+import pipedsl
+result = pipedsl.search(pipedsl.load("zero_bubble"), {"p": 4, "m": 8})
+assert result.optimal and result.value == 27
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from pipedsl.api import rejection, with_claims
+from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.program import Program
+from pipedsl.search_problem import Caps, Task, activation_caps, tasks
+from pipedsl.search_runs import Job, News, Outcome, run_jobs
+from pipedsl.smallest_cap import refuse
+from pipedsl.syntax import Schedule
+from verify import TRANSPORTS, Report, Verdict
+from verify import verify as prove
+from verify.search.solve import Budget, NothingFound, Proof, Solution
+
+WORK = 60.0
+"""The budget where nothing is said: about a minute of one core."""
+
+ROUNDS = 8
+"""How often the caps are made smaller to make room for the buffers of messages, which a search does not know."""
+
+NO_ROOM = "with the buffers of its messages no order was found that keeps to the caps"
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best order found, as a verified program. Times are in the file's unit.
+
+    `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
+    (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `placement`: the name of
+    the one chosen for `place ?`. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    """
+
+    schedule: Schedule
+    params: Mapping[str, int]
+    program: Program
+    report: Report
+    objective: str
+    value: Fraction
+    bound: Fraction
+    proof: str | None
+    argument: str
+    caps: Caps
+    seed: int
+    work: float
+    elapsed: float
+    placement: str | None = None
+    cached: bool = False
+    interrupted: bool = False
+
+    @property
+    def optimal(self) -> bool:
+        return self.proof is not None
+
+    @property
+    def gap(self) -> Fraction:
+        """How far above the bound the value is, as a part of the bound."""
+        return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.report.verdict
+
+    @property
+    def text(self) -> str:
+        """The answer as a `.sched`; it expands to `program`."""
+        from pipedsl.found_text import found_text
+
+        return found_text(self)
+
+
+def search(
+    schedule: Schedule,
+    params: Mapping[str, int],
+    *,
+    cap: Fraction | int | None = None,
+    timeout: float | None = None,
+    budget: float | None = None,
+    seed: int = 0,
+    jobs: int = 1,
+    cache: Path | None = None,
+    progress: Callable[[News], None] | None = None,
+    transports: Sequence[str] | None = None,
+    limits: Limits | None = None,
+) -> SearchResult:
+    """The best order that the budget finds, verified.
+
+    `cap` stands in place of the file's, for every rank. `budget` is in units of work, about a second of one core each
+    (60 unless there is a `timeout`): the same input, budget, seed and jobs give the same answer. `timeout`, in seconds,
+    keeps the best so far, and so does Ctrl-C. `jobs` processes search with seeds of their own. `cache`: a folder of
+    earlier answers.
+
+    Raises DiagnosticError for what is no search problem, with PD602 where no order keeps to the caps; `NothingFound`
+    where time or budget ended before there was any order.
+    """
+    found = tasks(schedule, params, None if cap is None else Fraction(cap), limits)
+    possible = [task for task in found if not is_too_small(task)]
+    share = budget_of(budget, timeout, len(possible) if jobs == 1 else 1)
+    seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
+    runs = [Job(task.problem, share, each, task.placement or "") for task in possible for each in seeds]
+    outcomes = run_jobs(runs, jobs, cache, progress)
+    of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
+    if all(each.refused for each in of_task):
+        refuse(schedule, found)
+    solved = [(task, each) for task, each in zip(possible, of_task, strict=True) if each.solution is not None]
+    if not solved:
+        raise NothingFound("the search ended before it found an order")
+    bounds = [each.solution.bound for _, each in solved if each.solution is not None]
+    # One that has neither an order nor a refusal may be better than all.
+    decided = len(solved) + sum(each.refused for each in of_task) == len(of_task)
+    task, best = min(solved, key=lambda pair: _value(pair[1]))
+    answer = answer_of(schedule, task, best, share, transports, cache)
+    return _with_bound(answer, min(bounds) if decided else Fraction(0))
+
+
+def budget_of(work: float | None, timeout: float | None, parts: int = 1) -> Budget:
+    """A share of the budget. With a timeout alone it is the time that ends it."""
+    if work is None:
+        work = WORK if timeout is None else max(WORK, 10 * timeout)
+    parts = max(1, parts)
+    return Budget(work / parts, None if timeout is None else timeout / parts)
+
+
+def is_too_small(task: Task) -> bool:
+    """Whether some rank's cap is less than what it holds all the time."""
+    left = activation_caps(task.program, task.caps)
+    return any(cap is not None and cap < 0 for rank, cap in enumerate(left) if rank in task.problem.placement)
+
+
+def _value(outcome: Outcome) -> Fraction:
+    assert outcome.solution is not None
+    return outcome.solution.value
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What searches with several seeds found of one problem: the best order, and the best bound."""
+    solved = [each for each in outcomes if each.solution is not None]
+    if not solved:
+        return next((each for each in outcomes if each.refused), outcomes[0])
+    best = min(solved, key=_value)
+    solutions = [each.solution for each in solved if each.solution is not None]
+    strongest = max(solutions, key=lambda each: each.bound)
+    assert best.solution is not None
+    solution = with_better_bound(best.solution, strongest)
+    work = sum(each.work for each in solutions)
+    interrupted = any(each.interrupted for each in outcomes)
+    return replace(best, solution=replace(solution, work=work), interrupted=interrupted)
+
+
+def with_better_bound(solution: Solution, other: Solution) -> Solution:
+    """The solution with the bound of another where that is higher; both are of problems that it solves."""
+    if other.bound <= solution.bound:
+        return solution
+    proof = (other.proof or Proof.REFUTATION) if solution.value <= other.bound else None
+    return replace(solution, bound=other.bound, proof=proof, argument=other.argument)
+
+
+def _with_bound(answer: SearchResult, bound: Fraction) -> SearchResult:
+    """The answer among several placements, whose bound is the lowest of theirs."""
+    if bound >= answer.bound:
+        return answer
+    proof = answer.proof if answer.value <= bound else None
+    return replace(answer, bound=bound, proof=proof, argument="the lowest of all placements")
+
+
+def answer_of(
+    schedule: Schedule,
+    task: Task,
+    outcome: Outcome,
+    budget: Budget,
+    transports: Sequence[str] | None,
+    cache: Path | None,
+) -> SearchResult:
+    """The result, through the ordinary verifier.
+
+    A search does not know of the buffers of messages. Where they make an order too large, it is asked again with caps
+    that leave room for them; the bound stays that of the caps themselves. Raises NothingFound where that fails.
+    """
+    solution, caps = outcome.solution, task.caps
+    assert solution is not None
+    bound = solution
+    for _ in range(ROUNDS):
+        program = program_of(task, solution, caps)
+        report = judged(schedule, program, transports)
+        over = _overflow(program, report)
+        if not any(over):
+            break
+        task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, over, strict=True)))
+        again = None
+        if not is_too_small(task):
+            again = run_jobs([Job(task.problem, budget, outcome.seed, task.placement or "")], cache=cache)[0].solution
+        if again is None:
+            raise NothingFound(NO_ROOM)
+        solution = again
+    else:
+        raise NothingFound(NO_ROOM)
+    proof = bound.proof or Proof.BOUND
+    return SearchResult(
+        schedule=schedule,
+        params=dict(program.params),
+        program=program,
+        report=report,
+        objective=task.problem.objective.value,
+        value=solution.value,
+        bound=bound.bound,
+        proof=proof.value if solution.value <= bound.bound else None,
+        argument=bound.argument,
+        caps=caps,
+        seed=outcome.seed,
+        work=solution.work,
+        elapsed=outcome.elapsed,
+        placement=task.placement,
+        cached=outcome.cached,
+        interrupted=outcome.interrupted,
+    )
+
+
+def _overflow(program: Program, report: Report) -> list[Fraction]:
+    """Per rank, how much more memory it needs than its cap."""
+    if report.metrics is None:
+        return [Fraction(0)] * program.ranks
+    pairs = zip(report.metrics.memory, program.memory.cap, strict=True)
+    return [Fraction(0) if cap is None else max(Fraction(0), held - cap) for held, cap in pairs]
+
+
+def program_of(task: Task, solution: Solution, caps: Caps) -> Program:
+    """The orders as a program of the file: its names, places in the text, costs and sizes, and these caps."""
+    program = task.program
+    columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
+    row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    rows = np.array(
+        [row_of[(int(op.kind), op.stage, op.microbatch)] for order in solution.orders for op in order], np.int64
+    )
+    return replace(
+        program,
+        kind=program.kind[rows],
+        stage=program.stage[rows],
+        microbatch=program.microbatch[rows],
+        replica=program.replica[rows],
+        span=program.span[rows],
+        memory=replace(program.memory, cap=caps),
+    )
+
+
+def judged(schedule: Schedule, program: Program, transports: Sequence[str] | None = None) -> Report:
+    """The ordinary verifier on an answer, with the claims of the schedule."""
+    try:
+        report = prove(program, transports=tuple(transports or TRANSPORTS))
+        return report if report.metrics is None else with_claims(schedule, program, report, report.metrics, None)
+    except DiagnosticError as error:
+        return rejection(error)
+
+
+__all__ = ["NothingFound", "SearchResult", "search"]

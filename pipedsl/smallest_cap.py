@@ -1,0 +1,134 @@
+"""What to say where no order keeps to the caps: how small they can be, and what is held then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import NoReturn
+
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
+from pipedsl.evaluate import show as number
+from pipedsl.occupancy import constant_part, memory_used
+from pipedsl.program import Kind
+from pipedsl.search_problem import Caps, Task
+from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
+from verify.search.judge import program_of
+from verify.search.problem import Infeasible
+from verify.search.solve import Budget, NothingFound, Solution, solve
+
+EFFORT = Budget(work=1.0, seconds=10.0)
+"""For each question whether some cap can be kept to."""
+
+MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """Caps that an order keeps to, all raised by the same. `sure`: no smaller raise will do."""
+
+    task: Task
+    caps: Caps
+    by: Fraction
+    solution: Solution
+    sure: bool
+
+
+def refuse(schedule: Schedule, tasks: Sequence[Task]) -> NoReturn:
+    """PD602, with the smallest caps of the placement that needs least."""
+    span = _span(schedule)
+    found = [each for each in map(smallest, tasks) if each is not None]
+    if not found:
+        raise DiagnosticError([Diagnostic("PD602", "no order was found under any cap", span)])
+    best = min(found, key=lambda each: each.by)
+    given = {cap for cap in best.task.caps if cap is not None}
+    if len(given) == 1:
+        cap = next(iter(given))
+        least = max(cap for cap in best.caps if cap is not None)
+        what, needed = f"the cap of {number(cap)}", number(least)
+    else:
+        shown = ["none" if cap is None else number(cap) for cap in best.caps[:MOST_NAMED]]
+        more = ", ..." if len(best.caps) > MOST_NAMED else ""
+        what, needed = "these caps", f"{number(best.by)} more on every rank ({', '.join(shown)}{more})"
+    how = "the smallest that one keeps to is" if best.sure else "the smallest that one was found for is"
+    message = f"no order keeps to {what}; {how} {needed}"
+    help_ = "raise the cap, or leave more of the order open"
+    raise DiagnosticError([Diagnostic("PD602", message, span, notes=(_held(best),), help=help_)])
+
+
+def smallest(task: Task) -> Smallest | None:
+    """The least that all caps have to be raised by; None where not even without caps an order was found."""
+    unit, constant = task.problem.size_unit, constant_part(task.program)
+
+    def needed(solution: Solution) -> list[Fraction]:
+        return [held + fixed for held, fixed in zip(solution.judgement.memory, constant, strict=True)]
+
+    def raised(by: Fraction | None) -> Caps:
+        return tuple(None if cap is None or by is None else cap + by for cap in task.caps)
+
+    best, _ = _order(task.with_caps(raised(None)))
+    if best is None:
+        return None
+    over = [need - cap for need, cap in zip(needed(best), task.caps, strict=True) if cap is not None]
+    low, high, sure = 0, max([1, *(ceil(each / unit) for each in over)]), True
+    while high - low > 1:
+        middle = (low + high) // 2
+        answer, refuted = _order(task.with_caps(raised(middle * unit)))
+        if answer is None:
+            low, sure = middle, sure and refuted
+        else:
+            best, high = answer, middle
+    # Memory comes in whole units, so what is needed is at most what was allowed and more than one unit less.
+    pairs = zip(needed(best), task.caps, strict=True)
+    by = max((need - cap for need, cap in pairs if cap is not None), default=Fraction(0))
+    return Smallest(task, raised(by), by, best, sure)
+
+
+def _order(task: Task) -> tuple[Solution | None, bool]:
+    """An order that keeps to the caps, or whether there is none for sure."""
+    try:
+        return solve(task.problem, budget=EFFORT), False
+    except Infeasible:
+        return None, True
+    except NothingFound:
+        return None, False
+
+
+def _held(best: Smallest) -> str:
+    """What the rank with the least room left holds at its peak."""
+    program = program_of(best.task.problem, best.solution.orders)
+    used = memory_used(program)
+    room = [
+        (cap - fixed - used.peak(rank).size, rank)
+        for rank, (cap, fixed) in enumerate(zip(best.caps, constant_part(best.task.program), strict=True))
+        if cap is not None
+    ]
+    rank = min(room)[1]
+    rows = program.rows(rank)
+    at = used.peak(rank).row
+    held: dict[tuple[int, int], str] = {}
+    for row in range(rows.start, at + 1):
+        kind, key = Kind(program.kind[row]), (int(program.stage[row]), int(program.microbatch[row]))
+        if kind == Kind.F:
+            held[key] = "F"
+        elif kind == Kind.I:
+            held[key] = "I"  # W is still to come
+        elif row < at:
+            held.pop(key, None)
+    names = [f"F[{i}] of stage {stage}" if kind == "F" else f"I[{i}] of stage {stage}, until W"
+             for (stage, i), kind in held.items()]  # fmt: skip
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (
+        f"with it rank {rank} holds at its peak, when {program.label(at)} runs: {', '.join(names[:MOST_NAMED])}{more}"
+    )
+
+
+def _span(schedule: Schedule) -> Span:
+    """Where the caps are given: in `memory`, in a condition, or nowhere."""
+    for item in schedule.items:
+        if isinstance(item, MemoryBlock):
+            for entry in item.entries:
+                if entry.name == "cap":
+                    return entry.span
+    return next((item.span for item in schedule.items if isinstance(item, SubjectTo)), schedule.header.span)
