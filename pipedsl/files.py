@@ -25,7 +25,10 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         return
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(13, os.strerror(13), os.fspath(path))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+    except OSError as error:  # which names the temporary file
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)

@@ -67,3 +67,10 @@ def test_a_folder_is_an_error(tmp_path: Path) -> None:
         write_atomically(tmp_path, "x")
     with pytest.raises(OSError):
         write_atomically(tmp_path / "none" / "x", "x")
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "x.py"
+    with pytest.raises(FileNotFoundError) as caught:
+        write_atomically(path, "")
+    assert caught.value.filename == str(path)
