@@ -34,7 +34,7 @@ class _Link:
 
 def deadlock(graph: EventGraph, stuck: NDArray[np.bool_], cycle: Sequence[Hop], program: Program | None) -> Diagnostic:
     """PD301 for one cycle. The caller says on which transports."""
-    hops = _hops(graph, cycle)
+    hops = _hops(graph, cycle, program)
     ranks = sorted({int(graph.steps.rank[graph.steps.of_row[row]]) for row, _ in hops})
     left_out = len(hops) - _MOST_HOPS
     if left_out > 0:
@@ -84,7 +84,7 @@ def never_gathered(graph: EventGraph, program: Program | None) -> Diagnostic | N
     )
 
 
-def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
+def _hops(graph: EventGraph, cycle: Sequence[Hop], program: Program | None) -> list[tuple[int, str]]:
     """Row and text of each hop. An event of a call that just waits for another of its own is no hop."""
     count = len(graph.steps)
     barrier = count * Event.BARRIER
@@ -101,7 +101,7 @@ def _hops(graph: EventGraph, cycle: Sequence[Hop]) -> list[tuple[int, str]]:
         links += [_Link(step, Rule(hop.rule), use, other) for step, use, other in chain]
     links = _contracted(graph, links)
     rows = [int(graph.steps.first[link.step]) for link in links]
-    return [(row, _because(graph, link, row)) for row, link in zip(rows, links, strict=True)]
+    return [(row, _because(graph, link, row, program)) for row, link in zip(rows, links, strict=True)]
 
 
 def _contracted(graph: EventGraph, links: Sequence[_Link]) -> list[_Link]:
@@ -123,7 +123,7 @@ def _contracted(graph: EventGraph, links: Sequence[_Link]) -> list[_Link]:
     return contracted
 
 
-def _because(graph: EventGraph, link: _Link, row: int) -> str:
+def _because(graph: EventGraph, link: _Link, row: int, program: Program | None) -> str:
     calls, rule, other, use = graph.calls, link.rule, int(graph.steps.first[link.other]), link.use
     rank, rank_of_other = int(graph.steps.rank[link.step]), int(graph.steps.rank[link.other])
     this, that = name(calls, row), name(calls, other)
@@ -141,6 +141,10 @@ def _because(graph: EventGraph, link: _Link, row: int) -> str:
             why = f"is launched after `{that}`{between}"
         case Rule.FIRST_USE:
             why = f"holds the host until rank {rank_of_other} comes to `{that}`: it is the first use of {use}"
+        case Rule.LAYOUT:
+            made = graph.held[row]
+            of = "" if program is None else f" {program.label(int(calls.op[made]))}"
+            why = f"holds the host until rank {rank_of_other} has run{of}, which comes after `{that}`"
         case Rule.OWN:
             why = "has to start"
     return f"rank {rank}: `{this}` {why}"

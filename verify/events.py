@@ -40,6 +40,7 @@ class Rule(IntEnum):
     REQUEST = 4
     HOST = 5
     FIRST_USE = 6
+    LAYOUT = 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Steps:
 class EventGraph:
     """`later[k]` waits for `sooner[k]` because of `rule[k]`; `never`: events that nothing can bring about.
 
-    `ends`: the events that every rank must see to reach its end. `uses`: of a cold transport.
+    `ends`: the events that every rank must see to reach its end. `uses`: of a cold transport. `held`: as assumed.
     """
 
     calls: Calls
@@ -77,6 +78,7 @@ class EventGraph:
     never: Ints
     ends: Ints
     uses: FirstUses | None
+    held: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,12 @@ class Assumed:
 
     `warm`: edges that were used before. `buffers`: how many messages the channel (source, destination) has room for;
     its sends take the places in turn, so one finishes once the message that had its place before is received.
+    `held`: rows of calls that hold their host until a computation, by its row, has run; for a warm transport.
     """
 
     warm: frozenset[Edge] = frozenset()
     buffers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    held: Mapping[int, int] = field(default_factory=dict)
 
 
 NOTHING = Assumed()
@@ -126,8 +130,10 @@ def event_graph(calls: Calls, transport: Transport, assumed: Assumed = NOTHING) 
     never = _never(case)
     ends = count * Event.FINISH + np.flatnonzero(case.steps.blocks)
     uses = first_uses(calls, transport, case.steps.of_row, assumed.warm) if transport.cold else None
+    if assumed.held:
+        edges += [*_launches(case), *_layouts(case, assumed.held)]
     if uses is not None:
-        edges += _host(case, uses)
+        edges += [*_launches(case), *_first_uses(case, uses)]
         never = np.concatenate((never, count * Event.BARRIER + uses.impossible))
         ends = np.concatenate((ends, count * Event.LAUNCHED + np.flatnonzero(~case.steps.is_wait)))
     return EventGraph(
@@ -142,6 +148,7 @@ def event_graph(calls: Calls, transport: Transport, assumed: Assumed = NOTHING) 
         never=never,
         ends=ends,
         uses=uses,
+        held=assumed.held,
     )
 
 
@@ -229,16 +236,42 @@ def _never(case: _Case) -> Ints:
     return never
 
 
-def _host(case: _Case, uses: FirstUses) -> list[Edges]:
-    """Cold: a host launches its calls in order and is held at first uses. Waits never hold it."""
+def _launches(case: _Case) -> list[Edges]:
+    """A host launches its calls in order, and what is not launched does not start. Waits never hold it."""
     steps, count = case.steps, len(case.steps)
     talks = np.flatnonzero(~steps.is_wait)
-    reached, launched, barrier = count * Event.REACHED, count * Event.LAUNCHED, count * Event.BARRIER
+    reached, launched = count * Event.REACHED, count * Event.LAUNCHED
     same_rank = steps.rank[talks[1:]] == steps.rank[talks[:-1]]
     return [
         (Rule.HOST, reached + talks[1:][same_rank], launched + talks[:-1][same_rank]),
         (Rule.OWN, launched + talks, reached + talks),
         (Rule.OWN, talks, launched + talks),
+    ]
+
+
+def _first_uses(case: _Case, uses: FirstUses) -> list[Edges]:
+    """Cold: a first use holds the hosts of all its participants until the last of them is there."""
+    count = len(case.steps)
+    reached, launched, barrier = count * Event.REACHED, count * Event.LAUNCHED, count * Event.BARRIER
+    return [
         (Rule.FIRST_USE, barrier + uses.barrier, reached + uses.step),
         (Rule.FIRST_USE, launched + uses.step, barrier + uses.barrier),
     ]
+
+
+def _layouts(case: _Case, held: Mapping[int, int]) -> list[Edges]:
+    """A held call is launched after all that its computation's rank launches before it, and after the waits there.
+
+    The computation's data may hold its stream alone; a module that reads a number from the device holds the host too.
+    """
+    steps, count = case.steps, len(case.steps)
+    later, sooner = [], []
+    sides = [(Event.LAUNCHED, np.flatnonzero(~steps.is_wait)), (Event.FINISH, np.flatnonzero(steps.blocks))]
+    for row, computation in held.items():
+        rank = int(np.searchsorted(case.calls.offsets, computation, "right")) - 1
+        for event, candidates in sides:
+            place = int(np.searchsorted(steps.first[candidates], computation)) - 1
+            if place >= 0 and steps.rank[candidates[place]] == rank:
+                later.append(count * Event.LAUNCHED + int(case.steps.of_row[row]))
+                sooner.append(count * event + int(candidates[place]))
+    return [(Rule.LAYOUT, np.array(later, np.int64), np.array(sooner, np.int64))]

@@ -38,7 +38,7 @@ def _stands_at(graph: EventGraph, stuck: NDArray[np.bool_]) -> dict[int, int]:
     steps, count = graph.steps, len(graph.steps)
     held = steps.blocks & stuck[count * Event.FINISH + np.arange(count)]
     event = np.where(held, count * Event.FINISH, 0) + np.arange(count)
-    if graph.uses is not None:
+    if graph.uses is not None or graph.held:
         numbers = np.arange(count)
         launch = ~steps.is_wait & ~stuck[count * Event.REACHED + numbers] & stuck[count * Event.LAUNCHED + numbers]
         event = np.where(launch, count * Event.LAUNCHED + numbers, event)
@@ -71,6 +71,10 @@ def _reason(graph: EventGraph, stuck: NDArray[np.bool_], event: int) -> str:
             other = by_rule[Rule.MATCH] % count
             row = int(graph.steps.first[other])
             return _chain(told, f"which needs rank {graph.steps.rank[other]} to start `{name(graph.calls, row)}`")
+        if Rule.LAYOUT in by_rule:
+            other = by_rule[Rule.LAYOUT] % count
+            past = f"rank {graph.steps.rank[other]} is past `{name(graph.calls, int(graph.steps.first[other]))}`"
+            return _chain(told, f"a first receive that holds the host until {past}")
         if Rule.FIRST_USE in by_rule:
             return _chain(told, _gathering(graph, stuck, node % count, by_rule[Rule.FIRST_USE]))
         if not by_rule:
