@@ -143,33 +143,48 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None) -> Chains:
 def lower_bound(model: Model, known: Chains | None = None) -> Bound:
     """The best of all arguments, for the problem's objective. Raises `Infeasible`."""
     found = chains(model) if known is None else known
-    best = Bound(0, "path", 0)
     makespan = model.problem.objective is Objective.MAKESPAN
     trips = round_trips(model)
-    for r, pairs in enumerate(model.strands):
-        rows = [row for first, last in pairs for row in range(first, last)]
+    rows_of = [[row for first, last in pairs for row in range(first, last)] for pairs in model.strands]
+    candidates = [Bound(0, "path", 0)]
+    for r, rows in enumerate(rows_of):
         if not rows:
             continue
-        head = min(found.head[row] for row in rows)
-        idle = trips[r]
-        load = sum(model.duration[row] for row in rows)
-        tail = min(found.tail[row] for row in rows) if makespan else 0
-        candidates = [Bound(load + (head + tail if makespan else 0), "load", r)]
-        if makespan:
-            candidates.append(Bound(max(found.head[x] + model.duration[x] + found.tail[x] for x in rows), "path", r))
-            candidates.append(Bound(one_machine(model, rows, found.head, found.tail), "releases", r))
-        else:
-            start = _latest_first(model, rows, found)
-            if start is not None:
-                ends = own_tails(model, rows, found)
-                candidates.append(Bound(max(found.head[x] + model.duration[x] + ends[x] for x in rows) - start, "path", r))
-                candidates.append(Bound(one_machine(model, rows, found.head, ends) - start, "releases", r))
-        if idle:
-            candidates.append(Bound(load + idle + (head + tail if makespan else 0), "round trips", r))
-        for candidate in candidates:
-            if candidate.value > best.value:
-                best = candidate
-    return best
+        load = sum(model.duration[row] for row in rows) + trips[r]
+        name = "round trips" if trips[r] else "load"
+        if not makespan:
+            candidates.append(Bound(load, name, r))
+            continue
+        head, tail = min(found.head[row] for row in rows), min(found.tail[row] for row in rows)
+        candidates.append(Bound(head + load + tail, name, r))
+        candidates.append(Bound(max(found.head[x] + model.duration[x] + found.tail[x] for x in rows), "path", r))
+        candidates.append(Bound(one_machine(model, rows, found.head, found.tail), "releases", r))
+    if not makespan:
+        candidates += _span_bounds(model, found, rows_of)
+    return max(candidates, key=lambda bound: bound.value)
+
+
+MOST_PAIRS = 2_000_000  # operations times ranks that the bounds on spans may look at
+
+
+def _span_bounds(model: Model, known: Chains, rows_of: list[list[int]]) -> list[Bound]:
+    """For ranks whose first operation always starts at one time: how late they end, because of any rank."""
+    found = []
+    left = MOST_PAIRS
+    for r, rows in enumerate(rows_of):
+        start = first_start(model, r, known) if rows else None
+        if start is None or left <= 0:
+            continue
+        left -= len(model)
+        tail = own_tails(model, rows, known)
+        for q, others in enumerate(rows_of):
+            towards = [row for row in others if tail[row] >= 0]
+            if not towards:
+                continue
+            length = max(known.head[x] + model.duration[x] + tail[x] for x in towards) - start
+            found.append(Bound(length, "path", q))
+            found.append(Bound(one_machine(model, towards, known.head, tail) - start, "releases", q))
+    return found
 
 
 def own_tails(model: Model, rows: list[int], known: Chains) -> list[int]:
@@ -188,20 +203,15 @@ def own_tails(model: Model, rows: list[int], known: Chains) -> list[int]:
     return tail
 
 
-def _latest_first(model: Model, rows: list[int], known: Chains) -> int | None:
-    """When this rank's first operation starts, where that is the same in every order: it follows only firsts.
+def first_start(model: Model, r: int, known: Chains) -> int | None:
+    """When a rank's first operation starts, where that is the same in every order, else None.
 
     Operations run as early as they can, so one whose chain back consists of the first operations of their ranks starts
     at its head.
     """
     only = _only_first(model)
-    r = model.rank[rows[0]]
     row = only[r]
-    seen = set()
-    while row >= 0 and row not in seen:
-        seen.add(row)
-        if only[model.rank[row]] != row:
-            return None
+    while row >= 0 and only[model.rank[row]] == row:
         if model.upstream[row] < 0:
             return known.head[only[r]]
         row = model.upstream[row]
@@ -213,7 +223,7 @@ def _only_first(model: Model) -> list[int]:
     found = []
     for pairs in model.strands:
         heads = [first for first, last in pairs if first < last]
-        # One head is first for sure when every other one needs something of this rank that is not before it.
+        # The one head that needs nothing of its own rank first.
         free = [row for row in heads if not _needs_own_rank(model, row)]
         found.append(free[0] if len(free) == 1 else -1)
     return found

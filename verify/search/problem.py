@@ -6,11 +6,11 @@ comparison is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 from typing import NamedTuple
 
 from pipedsl.program import COMPUTE, Costs, Kind
@@ -125,11 +125,11 @@ def make_problem(
     if any(h < 0 or h > a for a, h in zip(activations, held, strict=True)):
         raise ValueError("held_by_w is between nothing and the whole activation")
     sizes = (*activations, *held)
-    size_unit = Fraction(1, lcm(*{value.denominator for value in sizes}))
+    size_unit = _unit(sizes)
     times = [value for kind in COMPUTE for value in costs.of(kind)] + list(costs.send)
     if any(value < 0 for value in times):
         raise ValueError("a duration is negative")
-    time_unit = Fraction(1, lcm(*{value.denominator for value in times}))
+    time_unit = _unit(times)
     problem = Problem(
         ranks=ranks,
         microbatches=microbatches,
@@ -151,6 +151,13 @@ def uniform_costs(stages: int, forward: object, inputs: object, weights: object,
     """The same durations for every stage; B is I and W."""
     f, i, w, s = (Fraction(str(value)) for value in (forward, inputs, weights, send))
     return Costs((f,) * stages, (i + w,) * stages, (i,) * stages, (w,) * stages, (s,) * stages)
+
+
+def _unit(values: Iterable[Fraction]) -> Fraction:
+    """The largest unit that makes integers of all values."""
+    found = list(values)
+    common = lcm(*(value.denominator for value in found))
+    return Fraction(gcd(*(int(value * common) for value in found)) or 1, common)
 
 
 def _per_stage(value: Fraction | int | Sequence[Fraction], stages: int) -> tuple[Fraction, ...]:

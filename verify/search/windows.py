@@ -6,59 +6,49 @@ more. Repeated until nothing changes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from verify.search.bounds import Chains, _latest_first, chains, memory_edges, own_tails
+from verify.search.bounds import chains, first_start, memory_edges, own_tails
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """`earliest` and `latest` start of every row; `before[y]`: (x, gap) with y not before the end of x and gap.
-
-    `limits`: latest end of each row by the objective alone.
-    """
+    """`earliest` and `latest` start of every row; `before[y]`: pairs (x, gap): y starts no sooner than gap after x ends."""
 
     model: Model
     earliest: list[int]
     latest: list[int]
     before: list[list[tuple[int, int]]]
-    border: dict[tuple[int, int], tuple[int, int]]
 
     def known(self, x: int, y: int) -> bool | None:
         """Whether x ends before y starts, of two strands of a rank; None where both may be."""
         duration = self.model.duration
         first = self.earliest[x] + duration[x] <= self.latest[y]
         second = self.earliest[y] + duration[y] <= self.latest[x]
-        low, high = self.border.get((x, y), (0, 0)), None
-        del low, high
         if first and second:
             return None
         return first
 
 
-def narrow(model: Model, limit: int, extra: list[tuple[int, int]] = [], rounds: int = 50) -> Window:  # noqa: B006
+def narrow(model: Model, limit: int, extra: Sequence[tuple[int, int]] = (), rounds: int = 50) -> Window:
     """The windows under a limit. Raises `Infeasible` where they show that nothing is within it."""
     edges = memory_edges(model) + list(extra)
     known = set(edges)
     duration = model.duration
-    first_start: list[int | None] | None = None
+    rows_of = [[row for a, b in pairs for row in range(a, b)] for pairs in model.strands]
+    far = limit + sum(duration)
     for _ in range(rounds):
         found = chains(model, edges)
         if model.problem.objective is Objective.MAKESPAN:
             latest = [limit - found.tail[row] - duration[row] for row in range(len(model))]
         else:
-            latest = [limit + sum(duration) for _ in range(len(model))]
-            if first_start is None:
-                first_start = []
-                for pairs in model.strands:
-                    rows = [row for a, b in pairs for row in range(a, b)]
-                    first_start.append(_latest_first(model, rows, found) if rows else None)
-            for r, pairs in enumerate(model.strands):
-                begin = first_start[r]
-                rows = [row for a, b in pairs for row in range(a, b)]
+            latest = [far] * len(model)
+            for r, rows in enumerate(rows_of):
+                begin = first_start(model, r, found) if rows else None
                 if begin is None:
                     continue
                 for row, tail in enumerate(own_tails(model, rows, found)):
@@ -76,7 +66,7 @@ def narrow(model: Model, limit: int, extra: list[tuple[int, int]] = [], rounds: 
             break
         edges += new
         known.update(new)
-    return Window(model, earliest, latest, found.before, {})
+    return Window(model, earliest, latest, found.before)
 
 
 def _ordered(

@@ -1,0 +1,150 @@
+"""SMT-LIB text that says: some order's objective is at most a limit. Any solver of linear integer arithmetic reads it.
+
+One integer per operation, its start. Pairs of one rank that no argument orders get a truth value, "x before y"; those
+of two strands form a staircase, since x before y implies that the one before x is before y, and x before the one after
+y. Memory is clauses over the same truth values: how many of a strand come before F[j] is what they say. Only
+differences of two starts and bounds of one occur, except where a rank that does not run in microbatch order needs sums.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from pipedsl.program import Kind
+from verify.search.bounds import in_order
+from verify.search.model import Model
+from verify.search.windows import Window
+
+Literal = str | bool
+
+
+class Formula:
+    """`lines`: the assertions. `literal(x, y)`: that x ends before y starts, for two rows of a rank."""
+
+    def __init__(self, model: Model, window: Window) -> None:
+        self.model, self.window = model, window
+        self.names = [f"{op.kind.name}.{op.stage}.{op.microbatch}" for op in model.operations]
+        self.declared: list[str] = [f"(declare-const {name} Int)" for name in self.names]
+        self.lines: list[str] = []
+        self._truths: dict[tuple[int, int], str] = {}
+        self._times()
+        for pairs in model.strands:
+            for one, other in combinations(pairs, 2):
+                self._staircase(one, other)
+        ordered = in_order(model)
+        for r, room in enumerate(model.room):
+            if room is not None:
+                self._memory(r, room, ordered[r])
+
+    def text(self, comment: str = "") -> str:
+        """A whole file: unsatisfiable exactly when no order is within the limit."""
+        notes = [f"; {line}" for line in comment.splitlines()]
+        return "\n".join((*notes, "(set-logic QF_LIA)", *self.declared, *self.lines, "(check-sat)", ""))
+
+    def assertions(self) -> str:
+        return "\n".join((*self.declared, *self.lines))
+
+    def literal(self, x: int, y: int) -> Literal:
+        model = self.model
+        if model.strand[x] == model.strand[y]:
+            return x < y
+        if model.local[x] == y or model.local[y] == x:
+            return model.local[y] == x
+        known = self.window.known(x, y)
+        if known is not None:
+            return known
+        found = self._truths.get((x, y))
+        return f"(not {self._truths[y, x]})" if found is None else found
+
+    def _times(self) -> None:
+        names, window, duration = self.names, self.window, self.model.duration
+        for row, name in enumerate(names):
+            self.lines.append(f"(assert (<= {window.earliest[row]} {name} {window.latest[row]}))")
+        for y, items in enumerate(window.before):
+            for x, gap in items:
+                self.lines.append(f"(assert {self._apart(x, y, duration[x] + gap)})")
+
+    def _apart(self, x: int, y: int, gap: int) -> str:
+        return f"(>= (- {self.names[y]} {self.names[x]}) {gap})"
+
+    def _staircase(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        duration, truths = self.model.duration, self._truths
+        for x in range(*one):
+            for y in range(*other):
+                if isinstance(self.literal_or_open(x, y), bool):
+                    continue
+                name = f"{self.names[x]}<{self.names[y]}"
+                truths[x, y] = name
+                self.declared.append(f"(declare-const {name} Bool)")
+                self.lines.append(f"(assert (or (not {name}) {self._apart(x, y, duration[x])}))")
+                self.lines.append(f"(assert (or {name} {self._apart(y, x, duration[y])}))")
+        for x in range(*one):
+            for y in range(*other):
+                if (x, y) not in truths:
+                    continue
+                for left, right, inside in ((x - 1, y, x > one[0]), (x, y + 1, y + 1 < other[1])):
+                    implied = truths.get((left, right)) if inside else None
+                    if implied is not None:
+                        self.lines.append(f"(assert (or (not {truths[x, y]}) {implied}))")
+
+    def literal_or_open(self, x: int, y: int) -> bool | None:
+        """What is known of x before y without a truth value."""
+        model = self.model
+        if model.local[x] == y or model.local[y] == x:
+            return model.local[y] == x
+        return self.window.known(x, y)
+
+    def _memory(self, r: int, room: int, ordered: bool) -> None:
+        model = self.model
+        kinds = sorted(model.kind[first] for first, last in model.strands[r] if first < last)
+        if ordered and kinds == sorted((int(Kind.F), int(Kind.I), int(Kind.W))):
+            self._memory_of_one_chunk(r, room)
+        elif not ordered or kinds != sorted((int(Kind.F), int(Kind.B))):
+            self._memory_by_sums(r, room)
+        # F and B of one chunk: the precedences that memory forces say it all.
+
+    def _memory_of_one_chunk(self, r: int, room: int) -> None:
+        """F[j] fits when enough I and W are before it: for every number of I, how many W are needed."""
+        model = self.model
+        by_kind = {model.kind[first]: (first, last) for first, last in model.strands[r]}
+        forwards, inputs, weights = (by_kind[int(kind)] for kind in (Kind.F, Kind.I, Kind.W))
+        held = model.give[weights[0]]
+        for j, f in enumerate(range(*forwards)):
+            whole = model.take[f]
+            for done in range(j + 1):
+                # With at most `done` I before F[j] are held (j + 1) whole - done (whole - held) - (W before) held.
+                over = (j + 1) * whole - done * (whole - held) - room
+                if over <= 0:
+                    break
+                needed = -(-over // held) if held else done + 1
+                more: Literal = self.literal(inputs[0] + done, f) if done < j else False
+                enough: Literal = self.literal(weights[0] + needed - 1, f) if needed <= done else False
+                self._either(more, enough)
+
+    def _either(self, *options: Literal) -> None:
+        if any(option is True for option in options):
+            return
+        self.lines.append(f"(assert (or false {' '.join(str(option) for option in options if option is not False)}))")
+
+    def _memory_by_sums(self, r: int, room: int) -> None:
+        """What is held when each F starts, as a sum over the operations before it."""
+        model = self.model
+        rows = [row for first, last in model.strands[r] for row in range(first, last)]
+        for f in rows:
+            if not model.take[f]:
+                continue
+            left, terms, most = room - model.take[f], [], 0
+            for row in rows:
+                change = model.take[row] - model.give[row]
+                if row == f or not change:
+                    continue
+                before = self.literal(row, f)
+                if before is True:
+                    left -= change
+                elif before is not False:
+                    terms.append(f"(ite {before} {change} 0)" if change > 0 else f"(ite {before} (- {-change}) 0)")
+                    most += max(change, 0)
+            if most > left:
+                limit = str(left) if left >= 0 else f"(- {-left})"
+                total = terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
+                self.lines.append(f"(assert (<= {total if terms else 0} {limit}))")

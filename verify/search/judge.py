@@ -1,0 +1,103 @@
+"""Orders judged apart from the search that found them: as a Program, by the structure checks and the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from pipedsl.diagnostics import Source, Span
+from pipedsl.occupancy import memory_used
+from pipedsl.program import Costs, Kind, Memory, Program
+from pipedsl.simulate import measure
+from verify.search.problem import Objective, Orders, Problem
+from verify.structure import check_structure
+
+
+class Invalid(Exception):
+    """The orders are not an answer to the problem; the text says why."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """In the file's units: both measures, whichever is minimised, and what every rank holds at most."""
+
+    makespan: Fraction
+    span: Fraction
+    memory: tuple[Fraction, ...]
+
+    def value(self, objective: Objective) -> Fraction:
+        return self.makespan if objective is Objective.MAKESPAN else self.span
+
+
+def program_of(problem: Problem, orders: Orders) -> Program:
+    """The Program that runs these orders."""
+    rows = [operation for rank in orders for operation in rank]
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+
+    def times(kind: Kind) -> tuple[Fraction, ...]:
+        return tuple(value * problem.time_unit for value in problem.duration[kind])
+
+    def sizes(values: tuple[int, ...]) -> tuple[Fraction, ...]:
+        return tuple(value * problem.size_unit for value in values)
+
+    nothing = (Fraction(0),) * problem.stages
+    source = Source("search", "")
+    return Program(
+        name="search",
+        params={"p": problem.ranks, "m": problem.microbatches},
+        ranks=problem.ranks,
+        stages=problem.stages,
+        microbatches=problem.microbatches,
+        placement=np.array([problem.placement], np.int32),
+        offsets=np.cumsum([0, *(len(rank) for rank in orders)]),
+        kind=columns[:, 0].astype(np.int8),
+        stage=columns[:, 1].astype(np.int32),
+        microbatch=columns[:, 2].astype(np.int32),
+        replica=np.zeros(len(rows), np.int32),
+        span=np.zeros(len(rows), np.int64),
+        spans=(Span(source, 0, 0),),
+        costs=Costs(
+            *(times(kind) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)),
+            send=tuple(value * problem.time_unit for value in problem.send),
+        ),
+        memory=Memory(
+            activation=sizes(problem.activation),
+            held_by_w=sizes(problem.held_by_w),
+            weights=nothing,
+            gradients=nothing,
+            output=nothing,
+            cap=tuple(None if cap is None else cap * problem.size_unit for cap in problem.cap),
+        ),
+    )
+
+
+def judge(problem: Problem, orders: Orders) -> Judgement:
+    """What the orders cost. Raises `Invalid` unless they interleave the problem's strands, end, and fit."""
+    _check_strands(problem, orders)
+    program = program_of(problem, orders)
+    found, timeline = check_structure(program)
+    if timeline is None or found:
+        raise Invalid(found[0].message if found else "the orders do not end")
+    metrics = measure(program, timeline)
+    memory = memory_used(program).peaks()
+    for rank, (held, cap) in enumerate(zip(memory, program.memory.cap, strict=True)):
+        if cap is not None and held > cap:
+            raise Invalid(f"rank {rank} holds {held} and its cap is {cap}")
+    return Judgement(metrics.makespan, metrics.span, memory)
+
+
+def _check_strands(problem: Problem, orders: Orders) -> None:
+    for rank, (order, strands) in enumerate(zip(orders, problem.strands, strict=True)):
+        place = {operation: (k, at) for k, strand in enumerate(strands) for at, operation in enumerate(strand)}
+        next_of = [0] * len(strands)
+        for operation in order:
+            if operation not in place:
+                raise Invalid(f"rank {rank} does not run {operation.kind.name} of stage {operation.stage}")
+            k, at = place[operation]
+            if at != next_of[k]:
+                raise Invalid(f"rank {rank} runs operation {at} of strand {k} out of turn")
+            next_of[k] += 1
+        if any(count < len(strand) for count, strand in zip(next_of, strands, strict=True)):
+            raise Invalid(f"rank {rank} leaves operations out")

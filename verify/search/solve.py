@@ -1,0 +1,210 @@
+"""The best order that a budget finds, and how good it is at least: bounds, habits, then z3 where that may close the gap.
+
+Everything is counted in work, not in seconds, so the same problem, budget and seed give the same answer; `seconds` is
+an outer stop that keeps the best so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from fractions import Fraction
+from time import monotonic
+
+from verify.search.bounds import Bound, lower_bound
+from verify.search.exact import Answer, decide
+from verify.search.judge import Judgement, judge
+from verify.search.model import Model, fits, model_of, run
+from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.tune import Tuned, tune
+
+SCHEDULED = 400_000  # operations put in order by list scheduling that count as one unit of work
+REASONED = 120_000_000  # of z3's own units that count as one
+MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
+FAR = 1 << 60
+
+
+class Proof(Enum):
+    """Why no order is better: the value is a lower bound by an argument, or z3 refuted a smaller one."""
+
+    BOUND = "bound"
+    REFUTATION = "refutation"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`work`: about seconds of one core of 2024. `seconds`: an outer stop; None for none."""
+
+    work: float = 60
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One piece of news: `by` what, and how things stand. In the file's units."""
+
+    by: str
+    value: Fraction | None
+    bound: Fraction
+    work: float
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Orders that were judged, their value, and the best proven lower bound, in the file's units of time.
+
+    `proof` is None where the value may not be the optimum. `argument`: what the bound rests on.
+    """
+
+    problem: Problem = field(repr=False)
+    orders: Orders = field(repr=False)
+    value: Fraction
+    bound: Fraction
+    proof: Proof | None
+    argument: str
+    judgement: Judgement
+    work: float
+    log: tuple[Step, ...] = field(repr=False)
+
+    @property
+    def gap(self) -> Fraction:
+        """How far above the bound the value is, as a part of the bound."""
+        return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
+
+
+class NothingFound(Exception):
+    """No order was found within the budget, and none was shown to be impossible."""
+
+
+class _Search:
+    """What is known so far."""
+
+    def __init__(
+        self, problem: Problem, budget: Budget, seed: int, progress: Callable[[Step], None] | None
+    ) -> None:
+        self.problem, self.seed, self.progress = problem, seed, progress
+        self.model: Model = model_of(problem)
+        self.budget = budget
+        self.stop = monotonic() + budget.seconds if budget.seconds is not None else float("inf")
+        self.work = 0.0
+        self.log: list[Step] = []
+        self.rows: list[list[int]] | None = None
+        self.value = FAR
+        self.habits: tuple = ()
+        self.best_bound: Bound = lower_bound(self.model)
+        self.low = self.best_bound.value
+        self.refuted = False
+        self.note(f"bound: {self.best_bound.argument}, rank {self.best_bound.rank}")
+
+    def note(self, by: str) -> None:
+        unit = self.problem.time_unit
+        step = Step(by, None if self.rows is None else self.value * unit, self.low * unit, round(self.work, 3))
+        self.log.append(step)
+        if self.progress is not None:
+            self.progress(step)
+
+    @property
+    def done(self) -> bool:
+        return self.value <= self.low
+
+    @property
+    def left(self) -> float:
+        return 0 if monotonic() >= self.stop else max(0.0, self.budget.work - self.work)
+
+    def take(self, rows: list[list[int]], by: str) -> None:
+        """Keep orders that are better than what there is. What does not hold water is dropped."""
+        found = run(self.model, rows)
+        if found is not None and found.value < self.value and fits(self.model, rows):
+            self.rows, self.value = rows, found.value
+            self.note(by)
+
+    def raise_bound(self, low: int, by: str) -> None:
+        if low > self.low:
+            self.low, self.refuted = low, True
+            self.note(by)
+
+
+def solve(
+    problem: Problem, *, budget: Budget = Budget(), seed: int = 0, progress: Callable[[Step], None] | None = None
+) -> Solution:
+    """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none."""
+    search = _Search(problem, budget, seed, progress)
+    try:
+        _rounds(search)
+    except KeyboardInterrupt:
+        if search.rows is None:
+            raise
+        search.note("interrupted")
+    if search.rows is None:
+        raise NothingFound("no order was found within the budget")
+    orders = search.model.orders(search.rows)
+    judgement = judge(problem, orders)
+    value = judgement.value(problem.objective)
+    bound = search.low * problem.time_unit
+    proof = None if value > bound else (Proof.REFUTATION if search.refuted else Proof.BOUND)
+    argument = "refutation by z3" if search.refuted else search.best_bound.argument
+    return Solution(problem, orders, value, bound, proof, argument, judgement, search.work, tuple(search.log))
+
+
+def _tune(search: _Search, share: float) -> None:
+    model = search.model
+    cost = max(1, len(model)) / SCHEDULED
+    tries = max(1, int(share / cost))
+
+    def notice(found: Tuned) -> None:
+        search.take(found.rows, "habits")
+
+    found = tune(model, search.low, tries, search.seed + len(search.log), search.stop, search.habits or None, notice)
+    search.work += cost * (tries if found is None else found.tried)
+    if found is not None:
+        search.habits = found.habits
+
+
+def _rounds(search: _Search) -> None:
+    """Habits and z3 in turn, each round with twice the work of the one before."""
+    share = 0.5
+    reasons = len(search.model) <= MOST_FOR_Z3
+    while not search.done and search.left > 0.01:
+        before = search.work
+        _tune(search, min(share if reasons else search.left, search.left))
+        if reasons and not search.done:
+            _close(search, share)
+        if search.work == before:
+            break
+        share *= 2
+
+
+def _close(search: _Search, share: float) -> None:
+    """Refute or find, as long as that leads on: one better than the best first, then in the lower part of the gap."""
+    if search.rows is None:
+        longest = sum(search.model.duration) + 2 * sum(search.problem.send) * search.problem.microbatches
+        _ask(search, longest, min(share, search.left))
+    while not search.done and search.rows is not None and search.left > 0.01:
+        target = search.value - 1
+        answer = _ask(search, target, min(share, search.left))
+        if answer is Answer.FOUND and search.value - search.low > 4:
+            target = (search.low + search.value) // 2
+            answer = _ask(search, target, min(share, search.left))
+        while answer is Answer.UNKNOWN and target > search.low and search.left > 0.01:
+            # The optimum may well be here; below it is easier to refute.
+            target = (search.low + target) // 2
+            answer = _ask(search, target, min(share, search.left))
+        if answer is Answer.UNKNOWN or target < search.value - 1:
+            break
+
+
+def _ask(search: _Search, limit: int, share: float) -> Answer:
+    seconds = 0.0 if search.stop == float("inf") else max(0.1, search.stop - monotonic())
+    found = decide(search.model, limit, work=max(1, int(share * REASONED)), seconds=seconds, seed=search.seed)
+    search.work += found.work / REASONED
+    if found.answer is Answer.REFUTED:
+        search.raise_bound(limit + 1, f"refuted by {found.by}")
+    elif found.answer is Answer.FOUND and found.rows is not None:
+        search.take(found.rows, "z3")
+        if search.value > limit:  # an order that the simulator does not confirm decides nothing
+            return Answer.UNKNOWN
+    return found.answer
+
+
+__all__ = ["Budget", "Infeasible", "NothingFound", "Proof", "Solution", "Step", "solve"]
