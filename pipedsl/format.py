@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pipedsl import syntax, unparse
 from pipedsl.diagnostics import Span
@@ -235,7 +236,7 @@ class _Layout:
     def _shuffle(self, body: syntax.Shuffle, depth: int) -> None:
         """On one line if the author has it so and it fits; else a line an operand, all but the first with `||`."""
         line = unparse.word(body)
-        if self._fits(line, depth) and not self._is_broken(body):
+        if self._fits(line, depth) and not self._parts_are_broken(body.operands):
             self._start(body.operands[0].span, body.span.end, depth)
             self._flush(line, body.operands[-1].span.end, depth)
             return
@@ -275,9 +276,7 @@ class _Layout:
             case syntax.Sequence(parts) | syntax.Shuffle(parts):
                 if not parts:
                     return self._has_break(word.span.start, word.span.end)
-                ends = [word.span.start, *(part.span.end for part in parts[:-1])]
-                gaps = zip(ends, (part.span.start for part in parts), strict=True)
-                return any(self._has_break(*gap) for gap in gaps) or any(self._is_broken(part) for part in parts)
+                return self._has_break(word.span.start, parts[0].span.start) or self._parts_are_broken(parts)
             case syntax.Repeat(body):
                 if not unparse.needs_group(body):
                     return self._is_broken(body)
@@ -296,6 +295,11 @@ class _Layout:
                 return self._has_break(start, self._closing(orelse))
             case _:
                 return False
+
+    def _parts_are_broken(self, parts: tuple[syntax.Word, ...]) -> bool:
+        """Whether the author has a line break between or inside the parts."""
+        between = any(self._has_break(a.span.end, b.span.start) for a, b in pairwise(parts))
+        return between or any(self._is_broken(part) for part in parts)
 
     def _broken(self, word: syntax.Word, depth: int) -> None:
         """A word with brackets over several lines."""
