@@ -152,7 +152,7 @@ class _Checker:
         self.found.append(Diagnostic(code, message, span, labels=labels, help=help))
 
     def planned(self, what: str, span: Span) -> None:
-        self.say("PD113", f"{what} is planned, and not supported yet", span)
+        self.say("PD113", f"{what} is not supported yet", span, help="see `Kept for later` in docs/language.md")
 
     # ----------------------------------------------------------------- items
 
