@@ -6,7 +6,7 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,26 @@ from pipedsl import __version__
 from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Source
 from pipedsl.program import COMPUTE, Kind, Program
+from verify import check_calls
+from verify.layouts import check_layouts
 from verify.report import Verdict
 
 if TYPE_CHECKING:
     from pipedsl.api import Result
 
 # In the order that their names are defined in.
-RUNTIME_MODULES = ("plan", "tree", "chunk", "clock", "wire", "watch", "rendezvous", "exchange", "executor")
+RUNTIME_MODULES = (
+    "plan",
+    "tree",
+    "chunk",
+    "clock",
+    "wire",
+    "last_words",
+    "watch",
+    "rendezvous",
+    "exchange",
+    "executor",
+)
 _PACKAGE = "pipedsl.runtime"
 
 
@@ -28,9 +41,13 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
     """The executor's file for a program and its calls, which must be the verified ones.
 
     `source` is the text that the program comes from. `transports` is the verdict, as `{"gloo": "safe"}`. The same input
-    gives the same text. DiagnosticError (PD113) for what the executor cannot run yet.
+    gives the same text. DiagnosticError for what the executor cannot run yet (PD113), and where it would hang although
+    the calls are safe (PD301).
     """
     _refuse_unsupported(program, calls)
+    _, held = check_layouts(program, calls, transports)
+    if held:
+        raise DiagnosticError(list(dict.fromkeys(held.values())))
     lines = ["\n".join(_lines(program, calls, rank)) for rank in range(calls.ranks)]
     placement = [int(rank) for rank in program.placement[0]]
     fingerprint = _fingerprint(program, source, lines)
@@ -57,6 +74,7 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
     source={json.dumps(name)},
     params=PARAMS,
     fingerprint=FINGERPRINT,
+    transports=TRANSPORTS,
     ranks={program.ranks},
     stages=STAGES,
     microbatches={program.microbatches},
@@ -78,11 +96,32 @@ class Pipeline(Executor):
 
 
 def emit_result(result: Result) -> str:
-    """The file for a verified result. Raises ValueError for one that is not verified, or of calls alone."""
+    """The file for a verified result, which says of every transport whether it is safe there.
+
+    Raises ValueError for a result that is not verified, of calls alone, or verified for nothing that a process group
+    is; DiagnosticError as `emit`, where the executor would hang on a transport that the result was verified for.
+    """
     program, calls = result.program, result.calls
     if result.verdict is not Verdict.VERIFIED or program is None or calls is None:
         raise ValueError("only a verified schedule can be compiled")
-    return emit(program, calls, source=program.spans[0].source, transports=result.report.transports)
+    asked = result.report.transports
+    if not runnable(asked):
+        raise ValueError(NOTHING_TO_RUN_ON)
+    _refuse_unsupported(program, calls)
+    states, held = check_layouts(program, calls, check_calls(calls, remedies=0).transports)
+    if found := [held[name] for name in asked if name in held]:
+        raise DiagnosticError(list(dict.fromkeys(found)))
+    return emit(program, calls, source=program.spans[0].source, transports=states)
+
+
+NOTHING_TO_RUN_ON = (
+    "no process group behaves as `buffered`, so that is not enough to compile for: add `--transport gloo`"
+)
+
+
+def runnable(transports: Iterable[str]) -> bool:
+    """Whether these name a transport that a compiled file can run on."""
+    return any(name != "buffered" for name in transports)
 
 
 def _refuse_unsupported(program: Program, calls: Calls) -> None:

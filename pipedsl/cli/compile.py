@@ -46,14 +46,17 @@ def command(
 ) -> None:
     """Verify a schedule, then write the executor that runs exactly its calls.
 
-    Nothing is written unless the schedule is verified. Exit status as of `verify`.
+    Nothing is written unless the schedule is verified, and the executor itself safe too, on every transport asked for.
+    The file says of all transports whether it is safe there, and refuses to run on others. Exit status as of `verify`.
     """
     if file.endswith(".json"):
         raise UsageError(f"{file} holds calls alone, without the computations that a compiled file runs")
+    from pipedsl.emit import NOTHING_TO_RUN_ON, emit_result, runnable
+
+    if not runnable(transports):
+        raise UsageError(NOTHING_TO_RUN_ON)
     result = check_file(file, params, transports, limits, profile)
     if result.verdict is Verdict.VERIFIED:
-        from pipedsl.emit import emit_result
-
         text = emit_result(result)
         if output == "-":
             write(text)

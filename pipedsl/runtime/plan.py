@@ -18,12 +18,14 @@ class Plan:
 
     A line is a computation `F stage microbatch line`, a message `isend F3@1 peer line` (or irecv, send, recv) or
     `wait request line`; `request` counts the rank's isends and irecvs from 0, `line` is that of the schedule's text.
+    `transports`: the verdict on each, as `{"gloo": "safe"}`.
     """
 
     schedule: str
     source: str
     params: Mapping[str, int]
     fingerprint: str
+    transports: Mapping[str, str]
     ranks: int
     stages: int
     microbatches: int

@@ -20,15 +20,21 @@ _WAKE_TAG = _TAG_LIMIT + 1  # no message has it, so a receive with it never comp
 WARM_UP_TAG = _TAG_LIMIT + 2
 
 
+class ConnectionLost(RuntimeError):
+    """A message could not go on for what happened at the other end; its cause is what the transport raised."""
+
+
 class Wire(Protocol):
     """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
 
+    `transport`: which of those that schedules are verified for this is, every edge warm; its own name if none.
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
     `store_host`: who holds the store, in words; `hosts_store`: this process does.
     """
 
     rank: int
     size: int
+    transport: str
     in_order: bool
     hosts_store: bool
     store_host: str
@@ -41,6 +47,9 @@ class Wire(Protocol):
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Begin to receive into `tensor`; the result has `wait()`."""
+
+    def lost(self, error: Exception) -> bool:
+        """Whether it is the connection that is at fault where `isend` or `irecv` raised this."""
 
     def wake(self, peer: int) -> None:
         """From another thread: make a wait for `peer` that blocks this rank raise. Breaks the connection."""
@@ -63,7 +72,10 @@ class TorchWire:
         if self.rank < 0:
             raise RuntimeError("this process is not in the process group that the Pipeline was given")
         self.size = dist.get_world_size(chosen)
-        self.in_order = device.type != "cpu"
+        backend = backend_name(chosen, device)
+        eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
+        self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend
+        self.in_order = backend != "gloo"
         with_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.hosts_store = dist.get_rank() == 0 and not with_agent
         self.store_host = "torchrun's agent" if with_agent else "the process of global rank 0"
@@ -85,6 +97,9 @@ class TorchWire:
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return dist.irecv(tensor, group=self._group, group_src=peer, tag=tag)
 
+    def lost(self, error: Exception) -> bool:
+        return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
     def wake(self, peer: int) -> None:
         with contextlib.suppress(RuntimeError):
             if self.in_order:
@@ -96,8 +111,22 @@ class TorchWire:
                 work.wait(timedelta(milliseconds=1))
 
     def give_up(self, message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
+        say(message)
         os._exit(1)
+
+
+def say(message: str) -> None:
+    """To standard error, whatever may be wrong with it."""
+    with contextlib.suppress(Exception):
+        print(message, file=sys.stderr, flush=True)
+
+
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """`gloo`, `nccl` or another: what carries tensors of this device; `none` where nothing does."""
+    try:
+        return str(group._get_backend(device).name())
+    except RuntimeError:
+        return "none"
 
 
 def choose_device(modules: list[torch.nn.Module], group: dist.ProcessGroup | None) -> torch.device:
@@ -105,7 +134,8 @@ def choose_device(modules: list[torch.nn.Module], group: dist.ProcessGroup | Non
     for module in modules:
         for tensor in [*module.parameters(), *module.buffers()]:
             return tensor.device
-    if dist.is_initialized() and "nccl" in dist.get_backend(group) and torch.cuda.is_available():
+    chosen = group or (dist.group.WORLD if dist.is_initialized() else None)
+    if chosen is not None and torch.cuda.is_available() and backend_name(chosen, torch.device("cuda")) == "nccl":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
     return torch.device("cpu")
 

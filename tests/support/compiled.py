@@ -1,4 +1,4 @@
-"""Schedules compiled for tests: text to program to calls to a generated file, without asking the verifier."""
+"""Schedules compiled for tests: text to program to calls to a generated file, wherever these calls are safe."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pipedsl.lower import lower
 from pipedsl.parser import parse
 from pipedsl.program import Program
 from pipedsl.simulate import simulate
+from verify import check_calls
+from verify.layouts import check_layouts
 
 ONE_F_ONE_B = """schedule one_f_one_b(p, m)
 stages p
@@ -111,7 +113,8 @@ def admitted(schedule: str, **params: int) -> bool:
 
 def emitted(schedule: str, **params: int) -> str:
     source, program, calls = build(schedule, **params)
-    return emit(program, calls, source=source, transports={"gloo": "safe"})
+    states, _ = check_layouts(program, calls, check_calls(calls, remedies=0).transports)
+    return emit(program, calls, source=source, transports=states)
 
 
 def compile_to(path: Path, schedule: str, **params: int) -> Path:

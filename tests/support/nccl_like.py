@@ -47,7 +47,7 @@ class Fabric:
 
     def __init__(self, ranks: int, mode: str = LAZY, *, cold: bool = True) -> None:
         self.ranks = ranks
-        self._mode = mode
+        self.mode = mode
         self._cold = cold
         self._changed = threading.Condition()
         self._streams: dict[tuple[int, Any], deque[_Transfer]] = defaultdict(deque)
@@ -78,7 +78,7 @@ class Fabric:
         channel = (rank, peer) if sends else (peer, rank)
         with self._changed:
             if self._cold:
-                if self._mode == LAZY:
+                if self.mode == LAZY:
                     self._first_use(rank, ("pair", pair), peer, ("pair", pair))
                 self._first_use(rank, (channel, sends), peer, (channel, not sends))
             self._streams[rank, self._key(rank, peer, sends)].append(transfer)
@@ -91,9 +91,9 @@ class Fabric:
 
     def _key(self, rank: int, peer: int, sends: bool) -> Any:
         """The stream of a rank that a transfer runs on."""
-        if self._mode == DIRECTIONS:
+        if self.mode == DIRECTIONS:
             return (rank, peer) if sends else (peer, rank)
-        return "all" if self._mode == EAGER else frozenset((rank, peer))
+        return "all" if self.mode == EAGER else frozenset((rank, peer))
 
     def _first_use(self, rank: int, what: Any, peer: int, counterpart: Any) -> None:
         if (rank, what) not in self._used:
@@ -162,6 +162,7 @@ class Wire:
         self._fabric = fabric
         self.rank = rank
         self.size = fabric.ranks
+        self.transport = f"nccl-{fabric.mode}-warm"
 
     def store(self, name: str, *, for_thread: bool = False) -> Any:
         return dist.PrefixStore(name, self._fabric.shared_store)
@@ -171,6 +172,9 @@ class Wire:
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         return Work(self._fabric, self._fabric.post(_Transfer(False, self.rank, peer, tensor)))
+
+    def lost(self, error: Exception) -> bool:
+        return isinstance(error, Released)
 
     def wake(self, peer: int) -> None:
         self._fabric.wake(self.rank)

@@ -16,6 +16,7 @@ from pipedsl.diagnostics import DiagnosticError, Source
 from pipedsl.emit import RUNTIME_MODULES, emit
 from pipedsl.program import Kind
 from tests.support import compiled
+from verify import TRANSPORTS
 
 RUNTIME = Path(__file__).resolve().parents[2] / "pipedsl" / "runtime"
 
@@ -41,7 +42,7 @@ def test_it_needs_torch_alone(tmp_path: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
-    assert shown.stdout == "{'p': 2, 'm': 3} 2 [0, 1] {'gloo': 'safe'} step\n"
+    assert shown.stdout == f"{{'p': 2, 'm': 3}} 2 [0, 1] {dict.fromkeys(TRANSPORTS, 'safe')} step\n"
 
 
 def test_it_says_where_it_comes_from_and_where_it_is_safe() -> None:
