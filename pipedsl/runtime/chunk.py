@@ -25,11 +25,15 @@ class _Enter(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Arrived:
-    """A stage's input for one microbatch: tensors without history, and which of them need a gradient."""
+    """A stage's input for one microbatch: tensors without history, and which of them need a gradient.
+
+    `rows`: of the microbatch, in the batch that the first stage was given.
+    """
 
     structure: Structure
     leaves: Sequence[torch.Tensor]
     needs: Sequence[bool]
+    rows: int
 
 
 @dataclass
@@ -37,27 +41,27 @@ class _Kept:
     """What a microbatch keeps from its forward until its backward has run.
 
     `inputs`: the tensors whose gradient goes to the stage before. `outputs`: those that gradients come back for.
-    `gradients`: these gradients, from I until W.
+    `gradients`: these gradients, and `leaves` what W accumulates into, from I until W.
     """
 
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     gradients: Sequence[torch.Tensor] = ()
+    leaves: Sequence[torch.Tensor] = ()
 
 
 class Chunk:
     """A stage on its rank. Microbatches are kept apart by number."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+        self._module = module
         self._kept: dict[int, _Kept] = {}
-        self._parameters: list[torch.nn.Parameter] = []
+        self._buffers: frozenset[int] = frozenset()
 
-    def begin(self, extra: Sequence[torch.nn.Parameter] = ()) -> None:
-        """Start a step; `extra` are parameters outside the module that W must reach, as those of a loss."""
+    def begin(self) -> None:
+        """Start a step."""
         self._kept.clear()
-        known = {id(q): q for q in [*self.module.parameters(), *extra] if q.requires_grad}
-        self._parameters = list(known.values())
+        self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers()) - {0}
 
     def forward(self, microbatch: int, arrived: Arrived) -> Any:
         """Run the module on what came from the stage before."""
@@ -69,14 +73,26 @@ class Chunk:
                 leaves.append(_Enter.apply(own))  # type: ignore[no-untyped-call]
             else:
                 leaves.append(leaf)
-        output = self.module(unflatten(arrived.structure, leaves))
+        output = self._module(unflatten(arrived.structure, leaves))
         self._kept[microbatch] = _Kept(inputs, [])
         return output
 
     def run_first(self, microbatch: int, value: Any) -> Any:
-        """Run the first stage on its part of the batch, which gets no gradient."""
+        """Run the first stage on its part of the batch, which no gradient is sent back for."""
         self._kept[microbatch] = _Kept([], [])
-        return self.module(value)
+        return self._module(value)
+
+    def handed_over(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs without history, for another stage to keep: copies of those that the module may write to again.
+
+        These are tensors that no gradient goes through, and views of its buffers.
+        """
+        return [
+            leaf.detach().clone(memory_format=torch.contiguous_format)
+            if not leaf.requires_grad or leaf.untyped_storage().data_ptr() in self._buffers
+            else leaf.detach()
+            for leaf in outputs
+        ]
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note the tensors that the backward starts from."""
@@ -98,9 +114,11 @@ class Chunk:
         return [torch.zeros_like(x) if x.grad is None else x.grad for x in kept.inputs]
 
     def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """I: the inputs' gradients alone. The graph stays for W where there are parameters."""
+        """I: the inputs' gradients alone. The graph stays for W where there is something for it to do."""
         kept = self._kept[microbatch]
-        more = bool(self._parameters)
+        own = {id(x) for x in kept.inputs}
+        kept.leaves = [leaf for leaf in graph_leaves(kept.outputs) if id(leaf) not in own]
+        more = bool(kept.leaves)
         found: Sequence[torch.Tensor | None] = [None] * len(kept.inputs)
         if kept.inputs and kept.outputs:
             found = torch.autograd.grad(kept.outputs, kept.inputs, gradients, retain_graph=more, allow_unused=True)
@@ -113,7 +131,30 @@ class Chunk:
         return results
 
     def backward_weight(self, microbatch: int) -> None:
-        """W: accumulate the parameters' gradients alone."""
+        """W: accumulate the gradients of all that B would but the stage's inputs."""
         kept = self._kept.pop(microbatch)
-        if kept.outputs and self._parameters:
-            torch.autograd.backward(kept.outputs, kept.gradients, inputs=self._parameters)
+        if kept.leaves:
+            torch.autograd.backward(kept.outputs, kept.gradients, inputs=kept.leaves)
+
+
+def graph_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that the backward of `outputs` accumulates into: parameters, registered or not, and inputs.
+
+    Found in the graph, as a module may use tensors that it has not registered, and others for every microbatch. Takes
+    less than a microsecond a node.
+    """
+    leaves = [y for y in outputs if y.grad_fn is None]
+    nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
+    seen = set(nodes)
+    nodes = list(seen)
+    accumulate: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, accumulate):
+            leaves.append(node.variable)
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return list({id(leaf): leaf for leaf in leaves}.values())

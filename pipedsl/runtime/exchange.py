@@ -18,9 +18,30 @@ from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall
 from pipedsl.runtime.tree import Layout
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, Wire, message_tag
+from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag
 
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """Tensors on their way to another stage, which nobody may write to. `versions`: how often that had happened."""
+
+    tensors: Sequence[torch.Tensor]
+    versions: Sequence[int]
+
+    @staticmethod
+    def now(tensors: Sequence[torch.Tensor]) -> _Handed:
+        return _Handed(tensors, _versions(tensors))
+
+    def check(self, what: str) -> None:
+        """ValueError where somebody did."""
+        if _versions(self.tensors) != self.versions:
+            raise ValueError(f"{what} was written to before the stage that needs it had it; return a copy (`.clone()`)")
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [-1 if x.is_inference() else x._version for x in tensors]
 
 
 @dataclass
@@ -29,6 +50,7 @@ class _Request:
 
     call: PlannedCall
     tensors: Sequence[torch.Tensor] = ()
+    handed: _Handed | None = None
     works: list[Any] = field(default_factory=list)
     layout: Layout | None = None
     posted: threading.Event = field(default_factory=threading.Event)
@@ -47,8 +69,9 @@ class Exchange:
         self._stages = frozenset(plan.chunks(wire.rank))
         self._layouts: dict[tuple[bool, int], Layout] = {}
         self._inputs: dict[tuple[int, int], Arrived] = {}
+        self._local: dict[tuple[int, int], _Handed] = {}
         self._gradients: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
-        self._outgoing: dict[tuple[bool, int, int], list[torch.Tensor]] = {}
+        self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
         self._requests: dict[int, _Request] = {}
         self._late: dict[int, list[_Request]] = {}
         self._lock = threading.Lock()
@@ -78,46 +101,54 @@ class Exchange:
             peer = destination if source == me else source
             self._watch.stop_if_failed()
             self._watch.position.note(f"opening the channel from rank {source} to rank {destination}", peer)
-            post = self._wire.isend if source == me else self._wire.irecv
-            post(tensor, peer, WARM_UP_TAG).wait()
+            self._wait(self._begin(source != me, tensor, peer, WARM_UP_TAG))
 
     # ------------------------------------------------------------- for the computations
 
     def take_input(self, stage: int, microbatch: int) -> Arrived:
+        handed = self._local.pop((stage, microbatch), None)
+        if handed is not None:
+            handed.check(f"the output of stage {stage - 1} for microbatch {microbatch}")
         return self._inputs.pop((stage, microbatch))
 
     def take_gradients(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
         """The gradients of those outputs of `stage` that need one."""
         return self._gradients.pop((stage, microbatch))
 
-    def give_output(self, stage: int, microbatch: int, layout: Layout, leaves: Sequence[torch.Tensor]) -> None:
-        """Hand to `stage` what the stage before returned."""
+    def give_output(self, stage: int, microbatch: int, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand to `stage` what the stage before returned: tensors of this layout, without history."""
         if stage in self._stages:
-            needs = tuple(leaf.requires_grad for leaf in leaves)
-            self._inputs[stage, microbatch] = Arrived(layout.structure, [leaf.detach() for leaf in leaves], needs)
+            needs = [needed for _, _, needed in layout.tensors]
+            self._inputs[stage, microbatch] = Arrived(layout.structure, tensors, needs, layout.rows)
+            self._local[stage, microbatch] = _Handed.now(tensors)
             self._layouts[self._train, stage] = layout
             return
         agreed = self._layouts.get((self._train, stage))
         if agreed is None:
-            if len(leaves) > TENSORS_PER_MESSAGE:
+            if len(tensors) > TENSORS_PER_MESSAGE:
                 raise ValueError(
-                    f"stage {stage - 1} returned {len(leaves)} tensors; at most {TENSORS_PER_MESSAGE} can go"
+                    f"stage {stage - 1} returned {len(tensors)} tensors; at most {TENSORS_PER_MESSAGE} can go"
                 )
             self._layouts[self._train, stage] = layout
             self._store.set(self._layout_key(stage), layout.encode())
+        elif agreed.rows != layout.rows:
+            m = self._plan.microbatches
+            raise ValueError(
+                f"the batch has {layout.rows * m} rows, but the ranks agreed on {agreed.rows * m} at the first step"
+            )
         elif agreed != layout:
             raise ValueError(
                 f"stage {stage - 1} returned {layout} for microbatch {microbatch}, "
                 f"but the ranks agreed on {agreed} at the first step"
             )
-        self._outgoing[False, stage, microbatch] = [leaf.detach().contiguous() for leaf in leaves]
+        self._outgoing[False, stage, microbatch] = _Handed.now([_plain(x) for x in tensors])
 
     def give_gradients(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor]) -> None:
         """Hand the gradients of its outputs to `stage`."""
         if stage in self._stages:
             self._gradients[stage, microbatch] = gradients
         else:
-            self._outgoing[True, stage, microbatch] = [gradient.contiguous() for gradient in gradients]
+            self._outgoing[True, stage, microbatch] = _Handed.now([_plain(x) for x in gradients])
 
     # ------------------------------------------------------------- the communication calls
 
@@ -130,7 +161,8 @@ class Exchange:
         if call.receives:
             self._receive(request)
         else:
-            request.tensors = self._outgoing.pop((call.backward, call.stage, call.microbatch))
+            request.handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))
+            request.tensors = request.handed.tensors
             self._post(request)
         if call.request >= 0:
             self._requests[call.request] = request
@@ -140,9 +172,25 @@ class Exchange:
     def _post(self, request: _Request) -> None:
         call = request.call
         tag = message_tag(call.backward, call.stage, call.microbatch, self._plan.microbatches)
-        post = self._wire.irecv if call.receives else self._wire.isend
-        request.works = [post(tensor, call.peer, tag + i) for i, tensor in enumerate(request.tensors)]
+        request.works = [
+            self._begin(call.receives, tensor, call.peer, tag + i) for i, tensor in enumerate(request.tensors)
+        ]
         request.posted.set()
+
+    def _begin(self, receives: bool, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        """Post one tensor. ConnectionLost where the other end is at fault, else what is wrong here."""
+        try:
+            return (self._wire.irecv if receives else self._wire.isend)(tensor, peer, tag)
+        except Exception as error:
+            if self._wire.lost(error):
+                raise ConnectionLost(str(error)) from error
+            raise
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            raise ConnectionLost(str(error)) from error
 
     def _finish(self, request: _Request) -> None:
         while not request.posted.wait(0.1):
@@ -150,16 +198,19 @@ class Exchange:
         if request.error is not None:
             raise request.error
         for work in request.works:
-            work.wait()
+            self._wait(work)
         call, layout = request.call, request.layout
-        if not call.receives:
+        if request.handed is not None:
+            maker = call.stage if call.backward else call.stage - 1
+            what = "gradient of the output" if call.backward else "output"
+            request.handed.check(f"the {what} of stage {maker} for microbatch {call.microbatch}")
             return
         assert layout is not None
         if call.backward:
             self._gradients[call.stage, call.microbatch] = request.tensors
         else:
             needs = [needed for _, _, needed in layout.tensors]
-            self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, request.tensors, needs)
+            self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, request.tensors, needs, layout.rows)
 
     def _receive(self, request: _Request) -> None:
         boundary = request.call.stage + request.call.backward
@@ -227,3 +278,8 @@ class Exchange:
                 if error is not None:
                     request.error = error
                     request.posted.set()
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as its bytes lie in memory: transports send no lazy conjugates, no lazy negatives and no strides."""
+    return tensor.resolve_conj().resolve_neg().contiguous()

@@ -62,23 +62,26 @@ def _put_together(structure: Structure, leaves: Iterator[torch.Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """What crosses a stage boundary: the structure and, per tensor, (shape, dtype, needs a gradient)."""
+    """What crosses a stage boundary: the structure and, per tensor, (shape, dtype, needs a gradient).
+
+    `rows`: of a microbatch, in the batch that the first stage was given.
+    """
 
     structure: Structure
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
+    rows: int
 
     @staticmethod
-    def of(structure: Structure, leaves: Sequence[torch.Tensor]) -> Layout:
-        return Layout(
-            structure, tuple((tuple(x.shape), str(x.dtype).removeprefix("torch."), x.requires_grad) for x in leaves)
-        )
+    def of(structure: Structure, leaves: Sequence[torch.Tensor], rows: int) -> Layout:
+        tensors = tuple((tuple(x.shape), str(x.dtype).removeprefix("torch."), x.requires_grad) for x in leaves)
+        return Layout(structure, tensors, rows)
 
     @staticmethod
     def decode(data: bytes) -> Layout:
         return Layout(*ast.literal_eval(data.decode()))
 
     def encode(self) -> bytes:
-        return repr((self.structure, self.tensors)).encode()
+        return repr((self.structure, self.tensors, self.rows)).encode()
 
     def buffers(self, device: torch.device) -> list[torch.Tensor]:
         """Room for what arrives."""
@@ -99,8 +102,8 @@ class Layout:
         return f"({tensors})" if self.structure == ("tensor",) else f"({tensors}) as {self.structure}"
 
 
-def split(value: Any, parts: int, what: str) -> list[Any]:
-    """`value` (a tensor or a nested structure of them) in `parts` equal parts along dimension 0.
+def split(value: Any, parts: int, what: str) -> tuple[list[Any], int]:
+    """`value` (a tensor or a nested structure of them) in `parts` equal parts along dimension 0; the rows of each.
 
     ValueError, naming `what` and the sizes, where that cannot be.
     """
@@ -114,4 +117,4 @@ def split(value: Any, parts: int, what: str) -> list[Any]:
     if rows == 0 or rows % parts:
         raise ValueError(f"{what} has {rows} rows, which m = {parts} microbatches cannot share equally")
     each = rows // parts
-    return [unflatten(structure, [leaf.narrow(0, i * each, each) for leaf in leaves]) for i in range(parts)]
+    return [unflatten(structure, [leaf.narrow(0, i * each, each) for leaf in leaves]) for i in range(parts)], each

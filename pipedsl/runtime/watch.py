@@ -14,8 +14,11 @@ import time
 import weakref
 from typing import Any
 
+import torch.distributed as dist
+
+from pipedsl.runtime.last_words import LastWords
 from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall
-from pipedsl.runtime.wire import Store, Wire
+from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
@@ -46,7 +49,7 @@ class Position:
 
     @property
     def communicating(self) -> bool:
-        """True where an error can be the doing of another rank."""
+        """True where another rank can be what holds this one up."""
         at = self.at
         return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
 
@@ -71,6 +74,8 @@ class Watch:
         self._closed = threading.Event()
         self._main_is_back = threading.Event()
         self._message = ""
+        self._announced = False
+        self._last_words = LastWords(self._compose_last_words)
         self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
         self._thread.start()
 
@@ -78,6 +83,7 @@ class Watch:
         """End the thread."""
         self._closed.set()
         self._running.set()
+        self._last_words.close()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -93,8 +99,10 @@ class Watch:
         self._main_is_back.clear()
         self.position.note("beginning a step")
         self._running.set()
+        self._last_words.install()
 
     def end(self) -> None:
+        self._last_words.remove()
         self._running.clear()
         self.position.note(_OUTSIDE)
 
@@ -142,8 +150,14 @@ class Watch:
         """Turn what the main thread caught into the one error that all ranks raise."""
         self._main_is_back.set()
         store = self._own_store
+        lost = isinstance(error, ConnectionLost)
+        text = _in_short(error.__cause__ if lost and error.__cause__ else error)
         failure = self.failure
-        if failure is None and self.position.communicating:
+        if failure is None and isinstance(error, dist.DistError):
+            failure = self._look(store)  # is it the store that is gone?
+        # At once, as there may be no time for more: torchrun ends the other ranks soon after one has died.
+        self._announce(failure or self._own_failure("lost" if lost else "raised", text))
+        if failure is None and lost:
             # The connection closed: the rank that closed it says why, unless it is dead.
             deadline = time.monotonic() + _GATHER
             while failure is None and time.monotonic() < deadline:
@@ -152,13 +166,30 @@ class Watch:
             if failure is not None and failure["why"] == "store":
                 failure = None  # what broke the connection says more
         if failure is None:
-            why = "lost" if self.position.communicating else "raised"
-            failure = self._declare(store, why, _in_short(error))
+            failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
         self._say_where(store, failure)
         self._message = self._compose(store, failure)
         self._leave(store, failure)
         return PipelineError(self._message)
+
+    def _announce(self, failure: Report) -> None:
+        """Say what is known, in one line."""
+        self._announced = True
+        here = "" if failure["rank"] == self._wire.rank else f"; rank {self._wire.rank} was at {self._where()}"
+        say(f"pipeline {self._plan.title}: {self._head(failure)}{here}")
+
+    def _compose_last_words(self) -> str:
+        """What this rank says when SIGTERM ends it in a step."""
+        if self._announced:
+            return ""
+        failure = self.failure or self._look(self._store)
+        known = "" if failure is None else f"; {self._head(failure)}"
+        rank = self._wire.rank
+        return f"pipeline {self._plan.title}: rank {rank} was told to end (SIGTERM) at {self._where()}{known}"
+
+    def _where(self) -> str:
+        return str(self.position.report()["where"])
 
     # ---------------------------------------------------------------------- both
 
@@ -169,13 +200,15 @@ class Watch:
                 return None
             failure: Report = json.loads(store.get("failure"))
         except Exception as error:  # whatever the store's client raises when its server is gone
-            own = self.position.report()
-            return {**own, "rank": self._wire.rank, "why": "store", "text": str(error), "alone": True}
+            return {**self._own_failure("store", str(error)), "alone": True}
         return failure
+
+    def _own_failure(self, why: str, text: str) -> Report:
+        return {**self.position.report(), "rank": self._wire.rank, "why": why, "text": text}
 
     def _declare(self, store: Store, why: str, text: str) -> Report:
         """Set the failure; the one that counts, which is another rank's where that was faster."""
-        own = {**self.position.report(), "rank": self._wire.rank, "why": why, "text": text}
+        own = self._own_failure(why, text)
         try:
             winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
         except Exception:
@@ -214,24 +247,28 @@ class Watch:
                 staying = {r for r in staying if store.check([f"state/{r}"]) and not store.check([f"left/{r}"])}
                 time.sleep(_WATCH_POLL / 10)
 
+    def _head(self, failure: Report) -> str:
+        """A failure in one line: who, where, what."""
+        rank, where, text = failure["rank"], failure["where"], failure["text"]
+        if failure["why"] == "raised":
+            return f"rank {rank} failed at {where}: {text}"
+        if failure["why"] == "lost":
+            return f"rank {rank} lost its connection to rank {failure['peer']} at {where}: {text}"
+        if failure["why"] == "store":
+            return f"{self._wire.store_host}, which holds the ranks' store, is gone; rank {rank} stood at {where}"
+        return f"{text}: rank {rank} stood at {where}"
+
     def _compose(self, store: Store, failure: Report) -> str:
         states = {} if "alone" in failure else self._gather(store, failure)
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
         silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]
-        if failure["why"] == "raised":
-            head = f"rank {origin} failed at {failure['where']}: {failure['text']}"
-        elif failure["why"] == "lost":
-            peer = int(failure["peer"])
-            head = f"rank {origin} lost its connection to rank {peer} at {failure['where']}: {failure['text']}"
-            involved.add(peer)
-        elif failure["why"] == "store":
-            head = f"{self._wire.store_host}, which holds the ranks' store, is gone"
-            head += f"; rank {origin} stood at {failure['where']}"
-        else:
+        head = self._head(failure)
+        if failure["why"] == "lost":
+            involved.add(int(failure["peer"]))
+        if failure["why"] == "waited":
             culprit = _end_of_chain(origin, failure, states)
             involved.add(culprit)
-            head = f"{failure['text']}: rank {origin} stood at {failure['where']}"
             if culprit != origin:
                 stands = "does not answer" if culprit in silent else f"stands at {states[culprit]['where']}"
                 head += f"; what it waits for leads to rank {culprit}, which {stands}"
