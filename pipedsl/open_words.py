@@ -76,7 +76,10 @@ def strands_of(operations: Operations, names: Sequence[object]) -> Strands:
 
 
 def _follow(before: Chains, after: Chains, names: Sequence[object], fences: list[tuple[int, int]]) -> Chains:
-    """The chains of a word and the next one. Each chain goes on in at most one, by the names that both have."""
+    """The chains of a word and the next one. Each chain goes on in at most one, by the names that both have.
+
+    With none in common, in the last: `F || I || W` is written in the order of their dependencies.
+    """
     if not before or not after:
         return before or after
     own = [{names[row] for row in chain} for chain in before]
@@ -84,7 +87,7 @@ def _follow(before: Chains, after: Chains, names: Sequence[object], fences: list
     longer = [list(chain) for chain in before]
     for chain in after:
         theirs = {names[row] for row in chain}
-        partner = max(free, key=lambda k: (len(own[k] & theirs), -k), default=None)
+        partner = max(free, key=lambda k: (len(own[k] & theirs), k), default=None)
         fences.extend((other[-1], chain[0]) for k, other in enumerate(before) if k != partner)
         if partner is None:
             longer.append(chain)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NoReturn
 
-from pipedsl.check import RANK_VARIABLE
+from pipedsl.check import RANK_VARIABLE, openings
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.evaluate import Evaluator, as_number, fail
 from pipedsl.expand import expand_open
@@ -53,8 +53,14 @@ def tasks(
     `cap` stands in place of the file's, for every rank. Raises DiagnosticError: what `expand` raises, what is missing
     or twice (PD206 to PD208), PD209 where no order can run, PD601 for what a search cannot be asked.
     """
+    problems = expand_open(schedule, params, limits)
+    if not openings(schedule):
+        message = "nothing is left open here, so there is nothing to search for"
+        fail(
+            "PD601", message, schedule.header.span, help="`A || B` leaves an order open; a fixed one is to be verified"
+        )
     found = []
-    for each in expand_open(schedule, params, limits):
+    for each in problems:
         _check_rows(each)
         program = each.program
         caps = program.memory.cap if cap is None else (cap,) * program.ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
@@ -46,8 +47,8 @@ def sweep(
     """The best order for every value of the parameter `name`; `cap` is also the cap of all ranks where no parameter is.
 
     `budget` and `timeout` are for each value. An order for a smaller cap is one for a larger cap, and a bound for a
-    larger one holds for a smaller one, so each answer is at least as good as its neighbours show. Raises DiagnosticError
-    as `search` does, with PD601 for an open placement.
+    larger one holds for a smaller one, so each answer is at least as good as its neighbours show. Raises
+    DiagnosticError as `search` does, with PD601 for an open placement.
     """
     values = sorted(set(values))
     named = any(parameter.name == name for parameter in schedule.header.parameters)
@@ -129,7 +130,7 @@ def _share(found: Sequence[Task], outcomes: dict[int, Outcome]) -> None:
     """Give each cap the better order of the next smaller cap, and each the better bound of the next larger."""
 
     def pairs(order: Sequence[int]) -> list[tuple[int, int]]:
-        return [(a, b) for a, b in zip(order, order[1:], strict=False) if a in outcomes and b in outcomes]
+        return [(a, b) for a, b in pairwise(order) if a in outcomes and b in outcomes]
 
     numbers = range(len(found))
     for smaller, larger in pairs(numbers):

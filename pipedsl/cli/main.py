@@ -19,7 +19,7 @@ from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
 
-COMMANDS = ("verify", "show", "compile", "expand", "fmt", "list", "explain")
+COMMANDS = ("verify", "show", "compile", "expand", "search", "fmt", "list", "explain")
 
 
 class Commands(click.Group):

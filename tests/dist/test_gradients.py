@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipedsl.library import shipped
+from closed import closed
 from tests.support import compiled
 from tests.support.launch import launch, succeed
 
@@ -25,7 +25,7 @@ OWN = {
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_gradients_equal_one_process(p: int, tmp_path: Path) -> None:
     cases = []
-    schedules = {**OWN, **{name: name for name in shipped()}, **({"nested": compiled.SPLIT} if p > 1 else {})}
+    schedules = {**OWN, **{name: name for name in closed()}, **({"nested": compiled.SPLIT} if p > 1 else {})}
     for name, schedule in schedules.items():
         for m in (p, 2 * p, 3 * p + 1):
             path = tmp_path / f"{name}_{m}.py"

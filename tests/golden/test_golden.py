@@ -1,8 +1,8 @@
-"""Broken schedules and what `pipedsl verify` says about them.
+"""Broken schedules and what `pipedsl verify` says about them; or `pipedsl search`, of problems that have no answer.
 
-The first line of `NAME.sched` has the arguments (after `# search: ` those of `pipedsl search`; `NAME.json`, a file of Calls, and `NAME.csv` need none),
-`NAME.expected` the whole output and the exit status. After a change of a message: `pytest tests/golden
---update-golden`, and read the difference.
+The first line of `NAME.sched` has the arguments, after `# args: ` or `# search: ` (`NAME.json`, a file of Calls, and
+`NAME.csv` need none), `NAME.expected` the whole output and the exit status. After a change of a message:
+`pytest tests/golden --update-golden`, and read the difference.
 """
 
 from __future__ import annotations

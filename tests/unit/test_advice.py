@@ -10,12 +10,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from closed import closed
 from words import costs, gpipe, memory, one_f_one_b, word_program, zb_h1, zb_h2
 
 from pipedsl.api import advise, load, parse_text, verify
 from pipedsl.cli.main import cli
 from pipedsl.diagnostics import Diagnostic, Severity
-from pipedsl.library import shipped
 from pipedsl.program import Program
 from pipedsl.simulate import Stuck, simulate
 from verify import Verdict
@@ -149,7 +149,7 @@ def test_no_move_breaks_a_cap() -> None:
     assert "PD901" not in advice_on(capped)
 
 
-@pytest.mark.parametrize("name", [name for name in shipped() if name not in ("gpipe", "naive")])
+@pytest.mark.parametrize("name", [name for name in closed() if name not in ("gpipe", "naive")])
 def test_nothing_is_to_be_moved_in_the_good_schedules(name: str) -> None:
     result = verify(load(name), {"p": 4, "m": 16})
     assert advise(result, thorough=True) == ()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from closed import closed
 from torch import nn
 from torch.nn import functional
 
-from pipedsl.library import shipped
 from tests.support import compiled
 from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
 from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp
@@ -70,7 +70,7 @@ def check(stages: list[nn.Module], reference: list[nn.Module], bound: float = 0.
 @pytest.mark.parametrize("mode", [LAZY, EAGER])
 def test_every_schedule_runs_on_nccl_like_streams(mode: str, tmp_path: Path) -> None:
     own = [compiled.ONE_F_ONE_B, compiled.SPLIT, compiled.V_SHAPE, compiled.LAST_FIRST]
-    for schedule in [*own, *shipped()]:
+    for schedule in [*own, *closed()]:
         for p, m in ((2, 4), (4, 8)):
             torch.manual_seed(3)
             if not compiled.admitted(schedule, p=p, m=m):

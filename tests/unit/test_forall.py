@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from closed import closed
 
 import pipedsl
 from pipedsl.api import parse_text
-from pipedsl.library import shipped
 from pipedsl.parametric import Bounds, ForAll, prove_for_all, prove_for_all_in
 from verify import Verdict
 
@@ -26,7 +26,7 @@ def prove(text: str, p: int = 4, **params: int) -> ForAll:
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", closed())
 def test_shipped_schedules_are_proved(name: str, p: int) -> None:
     proved = prove_for_all(pipedsl.load(name), {"p": p})
     assert proved.verdict is Verdict.VERIFIED, proved.diagnostics

@@ -42,8 +42,8 @@ HOMES = {
     "lark": {"pipedsl.grammar", "pipedsl.parser", "pipedsl.tokens", "pipedsl.treebuilder", "pipedsl.syntax_errors"},
     "networkx": {"verify"},
     "torch": {"pipedsl.runtime"},
-    "matplotlib": {"pipedsl.render.figure", "pipedsl.render.memory_figure"},
-    "z3": set(),
+    "matplotlib": {"pipedsl.render.figure", "pipedsl.render.memory_figure", "pipedsl.render.search_figure"},
+    "z3": {"verify.search"},
     "click": {"pipedsl.cli"},
 }
 # Those that even their homes import inside functions, so that reading a schedule does not load them.

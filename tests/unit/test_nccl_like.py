@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from closed import closed
 
-from pipedsl.library import shipped
 from tests.support import compiled
 from tests.support.nccl_like import DIRECTIONS, EAGER, LAZY, Fabric, run_calls
 
@@ -30,7 +30,7 @@ def test_one_stream_for_both_directions_is_their_only_fault(text: str, m: int) -
 @pytest.mark.parametrize("mode", [LAZY, EAGER])
 @pytest.mark.parametrize("cold", [False, True])
 def test_runs_what_is_lowered_by_the_safe_recipe(mode: str, cold: bool) -> None:
-    schedules = [compiled.ONE_F_ONE_B, compiled.SPLIT, compiled.V_SHAPE, compiled.LAST_FIRST, *shipped()]
+    schedules = [compiled.ONE_F_ONE_B, compiled.SPLIT, compiled.V_SHAPE, compiled.LAST_FIRST, *closed()]
     for schedule in schedules:
         for p, m in ((2, 2), (2, 5), (3, 6), (4, 4), (4, 8)):
             if not compiled.admitted(schedule, p=p, m=m):

@@ -5,12 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from closed import closed
 from words import interleaved, memory, one_f_one_b, word_program, zb_h1
 
 from pipedsl.api import load, parse_text, verify
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
-from pipedsl.library import shipped
 from pipedsl.program import Program
 from pipedsl.program_text import fold, program_text
 
@@ -28,7 +28,7 @@ def read(text: str) -> Program:
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", closed())
 def test_shipped_schedules_come_back(name: str, p: int, m: int) -> None:
     program = verify(load(name), {"p": p, "m": m}).program
     if program is None:

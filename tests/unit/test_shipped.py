@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from closed import closed
 
 import pipedsl
 from pipedsl.api import Result
 
-NAMES = ["1f1b", "gpipe", "interleaved_1f1b", "naive", "zb_h1", "zb_h2"]
+NAMES = closed()
 
 
 def admitted(name: str, p: int) -> list[dict[str, int]]:

@@ -1,0 +1,215 @@
+"""`pipedsl search`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+
+import click
+
+from pipedsl.api import load
+from pipedsl.cli.checking import exit_status
+from pipedsl.cli.common import (
+    color_option,
+    define_option,
+    file_argument,
+    finish,
+    format_option,
+    limit_options,
+    print_diagnostics,
+    print_json,
+    print_lines,
+    transport_option,
+    write,
+)
+from pipedsl.cli.status import OK, REJECTED, UNKNOWN
+from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.files import write_atomically
+from pipedsl.library import UsageError
+from pipedsl.render.search import (
+    progress_text,
+    refusal_document,
+    search_document,
+    search_lines,
+    sweep_document,
+    sweep_lines,
+)
+from pipedsl.render.style import Colour
+from pipedsl.search_cache import user_folder
+from pipedsl.search_runs import News
+from pipedsl.searching import NothingFound, SearchResult, search
+from pipedsl.sweeping import SweepPoint, sweep
+
+MOST_POINTS = 1000
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_CAP = re.compile(r"(\d{1,30}(?:\.\d{1,30}|/\d{1,30})?)\s*(|KiB|MiB|GiB|TiB)")
+_SWEEP = re.compile(r"(\w+)\s*=\s*(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*step\s*(\d{1,9}))?")
+
+
+def _cap(ctx: click.Context, option: click.Parameter, text: str | None) -> Fraction | None:
+    if text is None:
+        return None
+    match = _CAP.fullmatch(text.strip())
+    if match is None or (match[1].partition("/")[2].strip("0") == "" and "/" in match[1]):
+        raise click.BadParameter(f"{text!r} is not a size like 4, 3.5, 7/2 or 80GiB")
+    return Fraction(match[1]) * _UNITS[match[2]]
+
+
+def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[str, range] | None:
+    if text is None:
+        return None
+    match = _SWEEP.fullmatch(text.strip())
+    step = int(match[4] or 1) if match else 0
+    if match is None or step < 1 or int(match[3]) < int(match[2]):
+        raise click.BadParameter(f"{text!r} is not a range like cap=2..16 or cap=2..16 step 2")
+    values = range(int(match[2]), int(match[3]) + 1, step)
+    if len(values) > MOST_POINTS:
+        raise click.BadParameter(f"{text!r} has {len(values)} values, the most are {MOST_POINTS}")
+    return match[1], values
+
+
+@click.command("search", short_help="Find the best order that a schedule leaves open.")
+@file_argument
+@define_option
+@click.option("-o", "output", metavar="PATH", help="The .sched to write, `-` for standard output; a sweep draws one.")
+@click.option("--cap", metavar="SIZE", callback=_cap, help="What each rank may hold, in place of the file's `cap`.")
+@click.option("--sweep", "values", metavar="NAME=A..B", callback=_sweep, help="Search for each value, as in cap=2..16.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Keep the best found by then."
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="WORK",
+    help="How much work to spend, in units of about a second; unlike a timeout, the same on every machine. Default 60.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Start of what is tried at random.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to search with.")
+@click.option("--no-cache", "fresh", is_flag=True, help="Neither look up earlier answers nor keep this one.")
+@click.option("--certificate", metavar="PATH", help="Write evidence of the answer that verify/checker.py accepts.")
+@format_option
+@transport_option
+@color_option
+@limit_options
+def command(
+    file: str,
+    params: dict[str, int],
+    output: str | None,
+    cap: Fraction | None,
+    values: tuple[str, range] | None,
+    timeout: float | None,
+    budget: float | None,
+    seed: int,
+    jobs: int,
+    fresh: bool,
+    certificate: str | None,
+    form: str,
+    transports: tuple[str, ...],
+    color: Colour,
+    limits: Limits,
+) -> None:
+    """Find the order that is best, of all that `||` leaves open, within the caps on memory; it is verified.
+
+    The answer says its value, the best lower bound, and so whether it is the smallest there is. Ctrl-C keeps the best
+    so far. docs/search.md has more.
+
+    Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage, 3 ended before anything was found.
+    """
+    cache = None if fresh else user_folder()
+    if output == "-" and form == "json":
+        raise UsageError("-o - and --format json both want standard output; the JSON holds the .sched too")
+    schedule = load(file, limits)
+    news = _Progress()
+    if values is not None:
+        if certificate is not None or cap is not None:
+            raise UsageError("a sweep goes without --cap and --certificate")
+        if output is not None:
+            from pipedsl.render.figure import check_suffix
+
+            check_suffix(output)
+        name, span = values
+        points = sweep(
+            schedule, params, name, span, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
+            progress=news.listener(), transports=transports, limits=limits,
+        )  # fmt: skip
+        news.clear()
+        _finish_sweep(name, points, output, form, color)
+    try:
+        result = search(
+            schedule, params, cap=cap, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
+            progress=news.listener(), transports=transports, limits=limits,
+        )  # fmt: skip
+    except NothingFound as error:
+        news.clear()
+        click.echo(f"nothing found: {error}", err=True)
+        finish(UNKNOWN)
+    except DiagnosticError as error:
+        news.clear()
+        if form == "json" and all(each.code == "PD602" for each in error.diagnostics):
+            print_json(refusal_document(schedule.header.name, params, error.diagnostics))
+            finish(REJECTED)
+        raise
+    finally:
+        news.clear()
+    _finish(result, output, certificate, form, color)
+
+
+def _finish(result: SearchResult, output: str | None, certificate: str | None, form: str, color: Colour) -> None:
+    if output == "-":
+        write(result.text)
+    elif output is not None:
+        write_atomically(output, result.text)
+    if form == "json":
+        print_json(search_document(result))
+    else:
+        print_diagnostics(result.report.diagnostics, color, err=output == "-")
+        print_lines(search_lines(result), color, err=output == "-")
+    if certificate is not None:
+        click.echo(_write_certificate(result, certificate), err=True)
+    finish(exit_status(result.report))
+
+
+def _write_certificate(result: SearchResult, path: str) -> str:
+    from pipedsl.api import Result
+    from pipedsl.cli.evidence import write_certificate
+
+    return write_certificate(Result(result.schedule, result.params, result.program, result.report), path)
+
+
+def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form: str, color: Colour) -> None:
+    if output is not None:
+        from pipedsl.render.figure import check_suffix
+        from pipedsl.render.search_figure import draw_sweep
+
+        write_atomically(output, draw_sweep(name, points, check_suffix(output)))
+    if form == "json":
+        print_json(sweep_document(name, points))
+    else:
+        print_lines(sweep_lines(name, points), color)
+    if any(point.result is not None for point in points):
+        finish(OK)
+    finish(REJECTED if all(point.refused for point in points) else UNKNOWN)
+
+
+class _Progress:
+    """One line on standard error that says how the search stands; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def listener(self) -> Callable[[News], None] | None:
+        return self._show if sys.stderr is not None and sys.stderr.isatty() else None
+
+    def _show(self, news: News) -> None:
+        text = progress_text(news)
+        sys.stderr.write("\r" + text.ljust(self._shown))
+        sys.stderr.flush()
+        self._shown = len(text)
+
+    def clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r" + " " * self._shown + "\r")
+            sys.stderr.flush()
+            self._shown = 0

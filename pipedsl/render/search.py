@@ -1,0 +1,143 @@
+"""What a search found, for people and as JSON; docs/search.md describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from pipedsl.diagnostics import Diagnostic
+from pipedsl.found_text import percent
+from pipedsl.render.document import Json, diagnostic_document, report_document
+from pipedsl.render.numbers import json_exact, json_number, number
+from pipedsl.render.style import Line, line
+from pipedsl.render.summary import STYLES, summary_lines, title
+
+if TYPE_CHECKING:
+    from pipedsl.search_runs import News
+    from pipedsl.searching import SearchResult
+    from pipedsl.sweeping import SweepPoint
+
+VERSION = 1
+
+
+def progress_text(news: News) -> str:
+    """One short line."""
+    where = f"{news.label}: " if news.label else ""
+    if news.value is None or news.gap is None:
+        return f"{where}nothing yet, bound {number(news.bound)}, {news.elapsed:.0f} s"
+    return f"{where}{number(news.value)}, bound {number(news.bound)}, gap {percent(news.gap)}, {news.elapsed:.0f} s"
+
+
+def bound_text(result: SearchResult) -> str:
+    """`27 (lower bound: path), so this is the smallest`, or how far off it is at most."""
+    by = "z3 refuted a smaller one" if result.proof == "refutation" else result.argument
+    text = f"{number(result.bound)} ({by})"
+    return f"{text}: this is the smallest" if result.optimal else f"{text}: at most {percent(result.gap)} above it"
+
+
+def search_lines(result: SearchResult) -> list[Line]:
+    """The answer and how good it is, then what `verify` says of it."""
+    good = ("good", "found, the smallest") if result.optimal else ("warning", "found")
+    heading = f"{title(result.schedule.header.name, result.params)}: "
+    facts = [("objective", f"{result.objective} {number(result.value)}"), ("bound", bound_text(result))]
+    if result.placement is not None:
+        facts.append(("placement", result.placement))
+    effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
+    notes = [effort, *(["from the cache"] if result.cached else []), *(["interrupted"] if result.interrupted else [])]
+    facts.append(("search", ", ".join(notes)))
+    verdict = (STYLES[result.verdict], result.verdict.value)
+    lines = [line(heading, good, ", ", verdict)]
+    lines += [line(("dim", f"  {name:<16}"), f"  {text}") for name, text in facts]
+    return lines + summary_lines(result.report, result.program)
+
+
+def search_document(result: SearchResult) -> Json:
+    return {
+        "version": VERSION,
+        "schedule": result.schedule.header.name,
+        "params": dict(result.params),
+        **_answer(result),
+        "caps": [None if cap is None else json_number(cap) for cap in result.caps],
+        "sched": result.text,
+        "report": report_document(result.program.name, result.params, result.report),
+    }
+
+
+def _answer(result: SearchResult) -> Json:
+    return {
+        "found": True,
+        "objective": result.objective,
+        "value": json_number(result.value),
+        "bound": json_number(result.bound),
+        "gap": json_number(result.gap),
+        "exact": {key: json_exact(getattr(result, key)) for key in ("value", "bound", "gap")},
+        "optimal": result.optimal,
+        "proof": result.proof,
+        "argument": result.argument,
+        "placement": result.placement,
+        "seed": result.seed,
+        "work": result.work,
+        "elapsed": result.elapsed,
+        "cached": result.cached,
+        "interrupted": result.interrupted,
+    }
+
+
+def refusal_document(name: str, params: Mapping[str, int], diagnostics: Sequence[Diagnostic]) -> Json:
+    """Where no order keeps to the caps."""
+    return {
+        "version": VERSION,
+        "schedule": name,
+        "params": dict(params),
+        "found": False,
+        "diagnostics": [diagnostic_document(each) for each in diagnostics],
+    }
+
+
+# ---------------------------------------------------------------------- sweeps
+
+
+def sweep_lines(name: str, points: Sequence[SweepPoint]) -> list[Line]:
+    """A table: one line a value."""
+    head = (name, "value", "bound", "gap", "bubble", "peak", "", "")
+    rows = [head, *((number(point.value), *_cells(point)) for point in points)]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    lines = []
+    for at, row in enumerate(rows):
+        text = "  ".join(cell.rjust(width) for cell, width in zip(row[:6], widths, strict=True))
+        lines.append(line(("dim" if not at else "", text), "  " if row[6] else "", (row[7], row[6])))
+    return lines
+
+
+def _cells(point: SweepPoint) -> tuple[str, ...]:
+    result = point.result
+    if result is None:
+        why = ("no order keeps to it", "error") if point.refused else ("nothing found", "warning")
+        return ("-", "-", "-", "-", "-", *why)
+    metrics = result.report.metrics
+    bubble, peak = Fraction(0), Fraction(0)
+    if metrics is not None:
+        bubble = metrics.bubble if result.objective == "makespan" else metrics.span_bubble
+        peak = max(metrics.peak_activations)
+    state = ("the smallest", "good") if result.optimal else ("", "")
+    cells = (number(result.value), number(result.bound), percent(result.gap), percent(bubble), number(peak))
+    return (*cells, *state)
+
+
+def sweep_document(name: str, points: Sequence[SweepPoint]) -> Json:
+    return {"version": VERSION, "parameter": name, "points": [_point(point) for point in points]}
+
+
+def _point(point: SweepPoint) -> Json:
+    result = point.result
+    if result is None:
+        return {"at": json_number(point.value), "found": False, "infeasible": point.refused}
+    metrics = result.report.metrics
+    known: Json = {} if metrics is None else {
+        "bubble": json_number(metrics.bubble),
+        "span_bubble": json_number(metrics.span_bubble),
+        "peak_activations": [json_number(peak) for peak in metrics.peak_activations],
+        "memory": [json_number(each) for each in metrics.memory],
+    }  # fmt: skip
+    return {"at": json_number(point.value), **_answer(result), **known, "sched": result.text}
