@@ -156,8 +156,11 @@ class Watch:
         if failure is None and isinstance(error, dist.DistError):
             failure = self._look(store)  # is it the store that is gone?
         # At once, as there may be no time for more: torchrun ends the other ranks soon after one has died.
-        self._announce(failure or self._own_failure("lost" if lost else "raised", text))
+        known = failure or self._own_failure("lost" if lost else "raised", text)
+        self._announce(known)
         if failure is None and lost:
+            with contextlib.suppress(Exception):
+                store.compare_set("known", "", json.dumps(known))
             # The connection closed: the rank that closed it says why, unless it is dead.
             deadline = time.monotonic() + _GATHER
             while failure is None and time.monotonic() < deadline:
@@ -183,7 +186,7 @@ class Watch:
         """What this rank says when SIGTERM ends it in a step."""
         if self._announced:
             return ""
-        failure = self.failure or self._look(self._store)
+        failure = self.failure or self._look(self._store) or self._look(self._store, "known")
         known = "" if failure is None else f"; {self._head(failure)}"
         rank = self._wire.rank
         return f"pipeline {self._plan.title}: rank {rank} was told to end (SIGTERM) at {self._where()}{known}"
@@ -193,12 +196,12 @@ class Watch:
 
     # ---------------------------------------------------------------------- both
 
-    def _look(self, store: Store) -> Report | None:
-        """The failure that some rank has declared."""
+    def _look(self, store: Store, key: str = "failure") -> Report | None:
+        """The failure that some rank has declared; under `known`, what may be but its consequence."""
         try:
-            if not store.check(["failure"]):
+            if not store.check([key]):
                 return None
-            failure: Report = json.loads(store.get("failure"))
+            failure: Report = json.loads(store.get(key))
         except Exception as error:  # whatever the store's client raises when its server is gone
             return {**self._own_failure("store", str(error)), "alone": True}
         return failure
