@@ -12,7 +12,7 @@ from pipedsl.api import load, parse_text, verify
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
 from pipedsl.program import Program
-from pipedsl.program_text import fold, program_text
+from pipedsl.program_text import program_text
 
 
 def same(one: Program, other: Program) -> bool:
@@ -42,7 +42,7 @@ def test_shipped_schedules_come_back(name: str, p: int, m: int) -> None:
 def test_out_of_order_operations_have_an_index() -> None:
     program = word_program([["F1", "F0", "B0", "B1"], ["F1", "F0", "B0", "B1"]])
     text = program_text(program)
-    assert "F[1] F[0] B B" in text
+    assert "F[1] F[0]\n    B * 2" in text
     assert same(read(text), program)
 
 
@@ -72,13 +72,19 @@ def test_replicas_are_refused() -> None:
         program_text(replace(program, placement=np.concatenate((program.placement, program.placement))))
 
 
-def test_fold() -> None:
-    assert fold("F F F F".split()) == ["F", "*", "4"]
-    assert " ".join(fold("F F B F B F B B".split())) == "F (F B) * 3 B"
-    assert " ".join(fold("F F B F F B F F B W".split())) == "(F F B) * 3 W"
-    assert " ".join(fold("F B W".split())) == "F B W"
-    assert fold([]) == []
-
-
 def test_a_steady_state_is_written_once() -> None:
     assert "(F I W) * 61" in program_text(word_program(zb_h1(4, 64)))
+
+
+def test_ranks_that_differ_in_counts_share_a_block() -> None:
+    text = program_text(word_program(zb_h1(4, 64)))
+    assert text.count("rank r") == 1
+    assert "F * (p - 1 - r)" in text
+    assert "W * r" in text
+
+
+def test_comments_and_claims() -> None:
+    text = program_text(word_program(one_f_one_b(2, 2)), "One line.\nAnother.", ["makespan == 9"])
+    assert text.startswith("# One line.\n# Another.\nschedule")
+    assert text.endswith("expect {\n    makespan == 9\n}\n")
+    assert verify(parse_text(text), {}).report.verdict.value == "verified"
