@@ -23,6 +23,7 @@ from pathlib import Path
 # In place of this folder, whose files have the names of modules.
 sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests" / "support")
 
+from closed import closed  # noqa: E402
 from compiled import admitted  # noqa: E402
 from judge import WASTEFUL, Judged, forms, judge  # noqa: E402
 from mutants import EDITS, mutants  # noqa: E402
@@ -30,7 +31,6 @@ from rehearse import EQUAL, ERROR, HANGS, TRANSPORTS, WRONG  # noqa: E402
 from tiny import Model  # noqa: E402
 from torch_opinion import Opinion, Question, opinions  # noqa: E402
 
-from pipedsl.library import shipped  # noqa: E402
 from pipedsl.torch_csv import write_csv  # noqa: E402
 
 CHUNK = 2500
@@ -125,7 +125,7 @@ def main() -> int:
     given = options.parse_args()
     begin = time.perf_counter()
     sizes = [(p, m) for p in range(1, given.p + 1) for m in range(1, given.m + 1)]
-    configs = [(name, p, m, given.every) for name in shipped() for p, m in sizes if admitted(name, p=p, m=m)]
+    configs = [(name, p, m, given.every) for name in closed() for p, m in sizes if admitted(name, p=p, m=m)]
     with ProcessPoolExecutor(2) as pool:
         found = [case for part in pool.map(cases, reversed(configs)) for case in part]
     print(f"{len(found):,} mutants of {len(configs)} programs, in {time.perf_counter() - begin:.0f} s\n")

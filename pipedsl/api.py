@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from pipedsl.blame import at_the_cap, point
 from pipedsl.calls import Calls
 from pipedsl.calls_json import read_calls
 from pipedsl.check import COSTS, METRICS
@@ -137,7 +138,8 @@ def verify(
     try:
         own = expand(schedule, params, limits or Limits())
     except DiagnosticError as error:
-        return Result(schedule, dict(params), None, rejection(error), profile)
+        report = _pointed(schedule, params, rejection(error), limits)
+        return Result(schedule, dict(params), None, report, profile)
     program = own
     if profile is not None:
         from pipedsl.profile import apply_profile
@@ -149,7 +151,16 @@ def verify(
             report = with_claims(schedule, own, report, report.metrics, profile)
     except DiagnosticError as error:
         report = rejection(error)
-    return Result(schedule, program.params, program, report, profile)
+    if program.memory.cap == own.memory.cap:
+        report = replace(report, diagnostics=tuple(at_the_cap(schedule, each) for each in report.diagnostics))
+    return Result(schedule, program.params, program, _pointed(schedule, params, report, limits), profile)
+
+
+def _pointed(schedule: Schedule, params: Mapping[str, int], report: Report, limits: Limits | None) -> Report:
+    """The report with its findings at the lines to change, where that can be told."""
+    if report.verdict is not Verdict.REJECTED:
+        return report
+    return replace(report, diagnostics=point(schedule, params, report.diagnostics, limits or Limits()))
 
 
 def advise(result: Result, *, thorough: bool = False, limits: Limits | None = None) -> tuple[Diagnostic, ...]:

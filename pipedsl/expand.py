@@ -225,6 +225,7 @@ class _Expansion:
 
     def _placement(self, stages: int) -> Ints:
         """The rank of every stage: (stages,). Raises PD202 for the first stage on no rank."""
+        count = next(item.count for item in self.schedule.items if isinstance(item, Stages))
         place = next(item for item in self.schedule.items if isinstance(item, Place))
         ranks = self.values["p"]
         self.budget.spend(stages, place.span)
@@ -238,11 +239,8 @@ class _Expansion:
         for stage in range(stages):
             rank = as_int(rank_of([stage]), place.rank.span, "the rank of a stage")
             if not 0 <= rank < ranks:
-                fail(
-                    "PD202",
-                    f"stage {stage} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}",
-                    place.rank.span,
-                )
+                message = f"stage {stage} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}"
+                raise DiagnosticError([_misplaced(message, place.rank, count)])
             placement.append(rank)
         return np.array(placement, np.int32)
 
@@ -261,7 +259,7 @@ class _Expansion:
         found = []
         if bare:
             have = "has" if len(bare) == 1 else "have"
-            span = blocks[0].block.span if len(blocks) == 1 else self.schedule.header.span
+            span = self._nearest(blocks, owners, bare[0])
             found.append(Diagnostic("PD201", f"{_rank_list(bare)} {have} no program", span, help="add a `rank` block"))
         for (first, second), both in twice.items():
             have = "has" if len(both) == 1 else "have"
@@ -271,6 +269,13 @@ class _Expansion:
                 Diagnostic("PD201", message, blocks[second].block.span, (label,), help="make the `where`s exclude it")
             )
         return owners, found
+
+    def _nearest(self, blocks: list[Block], owners: list[int], bare: int) -> Span:
+        """The block that was to be the program of a rank without one: one of no rank at all, or of its neighbour."""
+        unused = [number for number in range(len(blocks)) if number not in owners]
+        beside = [owners[rank] for rank in (bare - 1, bare + 1) if 0 <= rank < len(owners) and owners[rank] >= 0]
+        block = blocks[(unused or beside or [0])[0]].block
+        return block.span if block.where is None else block.where.span
 
     def _ranks(self, blocks: list[Block], owners: list[int], placement: Ints) -> tuple[list[_Rows], list[Diagnostic]]:
         """Every rank's rows. A mistake is reported for the first rank that has it; PD104 ends everything."""
@@ -294,6 +299,8 @@ class _Expansion:
                 if any(d.code == "PD104" for d in error.diagnostics):
                     raise
                 problems = list(error.diagnostics)
+                if not len(stages):
+                    problems = [self._without_stages(rank, problem) for problem in problems]
             for problem in problems:
                 key = (problem.code, problem.span)
                 seen[key] += 1
@@ -308,9 +315,29 @@ class _Expansion:
         stage = stages[operations.chunk] if len(operations.op) else operations.chunk
         return _Rows(kind, stage, microbatch, operations.op, operations), problems
 
+    def _without_stages(self, rank: int, problem: Diagnostic) -> Diagnostic:
+        """PD204 on a rank that holds nothing, at what places the stages."""
+        place = next(item for item in self.schedule.items if isinstance(item, Place))
+        if problem.code != "PD204" or problem.span is None or place.rank is None:
+            return problem
+        labels = (Label(problem.span, f"rank {rank} runs an operation here"),)
+        help_ = "place a stage on every rank, or leave the rank out with a `where`"
+        message = f"no stage is placed on rank {rank}, which has operations"
+        return replace(problem, message=message, span=place.rank.span, labels=labels, help=help_)
+
     def _on(self, rank: int) -> str:
         given = ", ".join(f"{name} = {value}" for name, value in self.values.items())
         return f"on rank {rank}, with {given}"
+
+
+def _misplaced(message: str, rank: Expr, count: Expr) -> Diagnostic:
+    """PD202, where the number of stages is wrong if it changes with that of microbatches."""
+    if any(isinstance(node, Name) and node.id == "m" for node in nodes(count)):
+        labels = (Label(rank.span, "this is their placement"),)
+        return Diagnostic(
+            "PD202", message, count.span, labels, help="stages are of ranks, not of microbatches: use `p`"
+        )
+    return Diagnostic("PD202", message, rank.span)
 
 
 def _join(parts: list[Ints], dtype: type) -> Ints:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipedsl.diagnostics import Diagnostic
+from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.program import Ints, Kind, Program
-from verify.wording import first_few, rank_span
+from verify.wording import first_few
 
+MOST_FINDINGS = 20
 _DIRECTIONS = (
     (Kind.SEND_F, 0, 1, "the activation"),
     (Kind.RECV_F, -1, 0, "the activation"),
@@ -23,17 +24,18 @@ def check_communication(program: Program) -> list[Diagnostic]:
         return []
     m = program.microbatches
     cell = (program.replica.astype(np.int64) * program.stages + program.stage) * m + program.microbatch
+    needless: list[Diagnostic] = []
     found: list[Diagnostic] = []
     for kind, source, target, what in _DIRECTIONS:
         rows = np.flatnonzero(program.kind == kind)
         crosses = _crossing(program, source, target)
-        found += _needless(program, rows[~crosses[program.replica[rows], program.stage[rows]]], target + source)
+        needless += _needless(program, rows[~crosses[program.replica[rows], program.stage[rows]]], target + source)
         present = np.zeros((*crosses.shape, m), bool).reshape(-1)
         present[cell[rows]] = True
         absent = crosses[..., None] & ~present.reshape((*crosses.shape, m))
-        for replica, stage in np.argwhere(absent.any(axis=2)).tolist():
+        for replica, stage in np.argwhere(absent.any(axis=2)).tolist()[: MOST_FINDINGS - len(found)]:
             found.append(_missing(program, kind, what, (replica, stage, target + source), absent[replica, stage]))
-    return found[:20]
+    return (needless + found)[:MOST_FINDINGS]
 
 
 def _crossing(program: Program, source: int, target: int) -> NDArray[np.bool_]:
@@ -62,15 +64,21 @@ def _needless(program: Program, rows: Ints, step: int) -> list[Diagnostic]:
 def _missing(
     program: Program, kind: Kind, what: str, where: tuple[int, int, int], absent: NDArray[np.bool_]
 ) -> Diagnostic:
+    """At the computation that makes the message, or needs it."""
     replica, stage, step = where
-    rank = int(program.placement[replica, stage])
     microbatches = np.flatnonzero(absent)
-    verb = "to" if kind in (Kind.SEND_F, Kind.SEND_B) else "from"
+    sends = kind in (Kind.SEND_F, Kind.SEND_B)
     names = f"microbatch{'es' if len(microbatches) > 1 else ''} {first_few(microbatches.tolist(), len(microbatches))}"
-    message = f"{kind.name} of stage {stage} is missing for {names}: {what} {verb} stage {stage + step}"
+    message = (
+        f"{kind.name} of stage {stage} is missing for {names}: {what} {'to' if sends else 'from'} stage {stage + step}"
+    )
+    kinds = (Kind.F,) if kind in (Kind.SEND_F, Kind.RECV_F) else (Kind.B, Kind.I)
+    rows = np.flatnonzero(np.isin(program.kind, kinds) & (program.stage == stage) & (program.replica == replica))
+    row = int(rows[program.microbatch[rows] == microbatches[0]][0])
     return Diagnostic(
         "PD210",
         message,
-        rank_span(program, rank),
-        help="a program that places some of its communication by hand places all of it",
+        program.span_of(row),
+        (Label(program.span_of(row), "made here" if sends else "needed here"),),
+        help=f"write {kind.name} {'after' if sends else 'before'} it: all communication is by hand where some is",
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from closed import closed
 from compiled import admitted, compile_to
 from explore import run as explore
 from judge import WASTEFUL, Judged, forms, judge
@@ -26,7 +27,6 @@ from words import word_program
 from worker import alone, difference, gradients, load, mlp
 
 from pipedsl.calls_json import write_calls
-from pipedsl.library import shipped
 from pipedsl.program import Program
 from pipedsl.program_text import program_text
 from verify import verify
@@ -39,7 +39,7 @@ EVERY = 47  # of the largest
 @cache
 def judged() -> tuple[tuple[str, Judged], ...]:
     found = []
-    for name in shipped():
+    for name in closed():
         for p, m in (*SIZES, LARGEST):
             if not admitted(name, p=p, m=m):
                 continue
@@ -182,7 +182,7 @@ def test_the_explorer_agrees() -> None:
 def test_compiled_mutants_agree(tmp_path: Path) -> None:
     """Some of those that pass, run by the executor that `compile` writes, on threads over NCCL-like streams."""
     choose = random.Random(5)
-    for number, name in enumerate(shipped()):
+    for number, name in enumerate(closed()):
         form, mode = ("computations", LAZY) if number % 2 else ("communication", EAGER)
         p, m = (3, 6) if admitted(name, p=3, m=6) else (2, 4)
         program = dict(forms(name, p, m))[form]

@@ -49,7 +49,7 @@ def output(form: str, file: str = "a b.sched", *, status: int = 1, m: int = 4) -
 def test_concise() -> None:
     assert output("concise") == (
         "a b.sched:4:54: PD207 B stage 0 microbatch 0 runs a second time\n"
-        "a b.sched:5:1: PD206 W of stage 1 never runs for microbatch 3\n"
+        "a b.sched:5:40: PD206 W of stage 1 never runs for microbatch 3\n"
     )
     assert output("concise", "fine.sched", status=0, m=40).startswith("fine.sched:4:10: PD902 ")
 
@@ -67,7 +67,7 @@ def test_github() -> None:
     assert output("github") == (
         "::error file=a b.sched,line=4,col=54,endLine=4,endColumn=57,title=PD207 operation twice::"
         "B stage 0 microbatch 0 runs a second time\n"
-        "::error file=a b.sched,line=5,col=1,endLine=5,endColumn=47,title=PD206 operation missing::"
+        "::error file=a b.sched,line=5,col=40,endLine=5,endColumn=44,title=PD206 operation missing::"
         "W of stage 1 never runs for microbatch 3\n"
     )
     assert output("github", "fine.sched", status=0, m=40).startswith("::notice file=fine.sched,line=4,")
