@@ -8,7 +8,7 @@ assert result.optimal and result.value == 27
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,6 +23,9 @@ from pipedsl.smallest_cap import refuse
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
+from verify.search.exact import refutation
+from verify.search.model import model_of
+from verify.search.problem import Infeasible, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution
 
 WORK = 60.0
@@ -45,8 +48,9 @@ class SearchResult:
 
     schedule: Schedule
     params: Mapping[str, int]
-    program: Program
-    report: Report
+    problem: Problem = field(repr=False)
+    program: Program = field(repr=False)
+    report: Report = field(repr=False)
     objective: str
     value: Fraction
     bound: Fraction
@@ -68,6 +72,20 @@ class SearchResult:
     def gap(self) -> Fraction:
         """How far above the bound the value is, as a part of the bound."""
         return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
+
+    @property
+    def refutation(self) -> str | None:
+        """SMT-LIB text that says there is an order one unit of time better; any solver finds that there is none.
+
+        None where the proof is not of that kind, or where what is known of starts and ends alone refutes it.
+        """
+        if self.proof != Proof.REFUTATION.value:
+            return None
+        limit = self.value / self.problem.time_unit - 1
+        try:
+            return refutation(model_of(self.problem), int(limit))
+        except Infeasible:
+            return None
 
     @property
     def verdict(self) -> Verdict:
@@ -190,7 +208,7 @@ def answer_of(
     """
     solution, caps = outcome.solution, task.caps
     assert solution is not None
-    bound = solution
+    bound, problem = solution, task.problem
     for _ in range(ROUNDS):
         program = program_of(task, solution, caps)
         report = judged(schedule, program, transports)
@@ -210,6 +228,7 @@ def answer_of(
     return SearchResult(
         schedule=schedule,
         params=dict(program.params),
+        problem=problem,
         program=program,
         report=report,
         objective=task.problem.objective.value,

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import click
 
@@ -88,7 +89,11 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Start of what is tried at random.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to search with.")
 @click.option("--no-cache", "fresh", is_flag=True, help="Neither look up earlier answers nor keep this one.")
-@click.option("--certificate", metavar="PATH", help="Write evidence of the answer that verify/checker.py accepts.")
+@click.option(
+    "--certificate",
+    metavar="PATH",
+    help="Write evidence that verify/checker.py accepts, and beside it, as .smt2, what z3 refuted.",
+)
 @format_option
 @transport_option
 @color_option
@@ -167,15 +172,24 @@ def _finish(result: SearchResult, output: str | None, certificate: str | None, f
         print_diagnostics(result.report.diagnostics, color, err=output == "-")
         print_lines(search_lines(result), color, err=output == "-")
     if certificate is not None:
-        click.echo(_write_certificate(result, certificate), err=True)
+        for text in _write_certificates(result, certificate):
+            click.echo(text, err=True)
     finish(exit_status(result.report))
 
 
-def _write_certificate(result: SearchResult, path: str) -> str:
-    from pipedsl.api import Result
+def _write_certificates(result: SearchResult, path: str) -> list[str]:
+    """The evidence for the answer, and for its being the smallest where z3 said so. What was written, in lines."""
+    from pipedsl.api import parse_text, verify
     from pipedsl.cli.evidence import write_certificate
 
-    return write_certificate(Result(result.schedule, result.params, result.program, result.report), path)
+    # Of the .sched that is written, which has no parameters but p and m.
+    said = [write_certificate(verify(parse_text(result.text), {}), path)]
+    refutation = result.refutation
+    if refutation is not None:
+        beside = Path(path).with_suffix(".smt2")
+        write_atomically(beside, refutation)
+        said.append(f"what z3 refuted written to {beside}: any SMT solver answers unsat")
+    return said
 
 
 def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form: str, color: Colour) -> None:

@@ -21,7 +21,8 @@ def test_folded_words_unfold(word: list[str], late: bool) -> None:
     assert [name for term in fold(word, late) for name in expand_term(term)] == word
 
 
-PIECES = st.lists(st.tuples(st.sampled_from(["F", "I", "W", "F I", "F I W", "I W"]), st.integers(-2, 2), st.integers(0, 6)), max_size=5)  # fmt: skip
+BODIES = st.sampled_from(["F", "I", "W", "F I", "F I W", "I W"])
+PIECES = st.lists(st.tuples(BODIES, st.integers(-2, 2), st.integers(0, 6)), max_size=5)
 
 
 @settings(max_examples=200, deadline=None)

@@ -341,6 +341,7 @@ def test_list() -> None:
     document = json.loads(run("list", "--format", "json").output)
     assert [entry["name"] for entry in document["schedules"]] == shipped()
     assert document["schedules"][2]["parameters"] == ["p", "m", "v = 2"]
+    assert [entry["name"] for entry in document["schedules"] if entry["search"]] == ["zero_bubble"]
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -360,7 +361,7 @@ def test_explain_lists_all() -> None:
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(command: str) -> None:
     assert "Usage:" in run(*command.split(), "--help").output
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
 
 
 def test_internal_errors_are_named_and_traced_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,159 @@
+"""`pipedsl search`: its outputs, files and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipedsl import search_runs
+from pipedsl.cli.main import cli
+from pipedsl.searching import NothingFound
+from verify import checker
+
+ASKED = ("zero_bubble", "-D", "p=3", "-D", "m=6")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def run(*arguments: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["search", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_the_answer_is_written_and_verifies(folder: Path) -> None:
+    text = run(*ASKED, "-o", "out.sched").output
+    assert text.startswith("zero_bubble (p=3, m=6, cap=3): found, the smallest, verified\n")
+    assert "objective         makespan 20" in text
+    assert "this is the smallest" in text
+    verified = CliRunner().invoke(cli, ["verify", "out.sched"])
+    assert verified.exit_code == 0
+    assert "makespan          20" in verified.output
+    sched = (folder / "out.sched").read_text()
+    assert sched.startswith("# Found by `pipedsl search` from zero_bubble")
+    assert "# makespan 20, the smallest there is" in sched
+    assert CliRunner().invoke(cli, ["fmt", "--check", "out.sched"]).exit_code == 0
+
+
+def test_standard_output_holds_the_answer_alone() -> None:
+    result = run(*ASKED, "-o", "-")
+    assert result.stdout.startswith("# Found by")
+    assert "found, the smallest" in result.stderr
+
+
+def test_json(folder: Path) -> None:
+    document = json.loads(run(*ASKED, "--format", "json", "--no-cache").output)
+    assert (document["value"], document["bound"], document["optimal"], document["cached"]) == (20, 20, True, False)
+    assert document["report"]["verdict"] == "verified"
+    (folder / "again.sched").write_text(document["sched"])
+    assert CliRunner().invoke(cli, ["verify", "again.sched"]).exit_code == 0
+    assert not (folder / "cache").exists()
+
+
+def test_answers_are_kept_unless_not_wanted(folder: Path) -> None:
+    assert "from the cache" not in run(*ASKED).output
+    assert "from the cache" in run(*ASKED).output
+    assert "from the cache" not in run(*ASKED, "--no-cache").output
+    assert len(list((folder / "cache" / "pipedsl").iterdir())) == 1
+
+
+def test_caps() -> None:
+    assert "makespan 20" in run(*ASKED, "--cap", "7/2").output
+    assert "PD602" in run(*ASKED, "--cap", "0.5", status=1).output
+    document = json.loads(run(*ASKED, "--cap", "0", "--format", "json", status=1).output)
+    assert (document["found"], document["diagnostics"][0]["code"]) == (False, "PD602")
+
+
+@pytest.mark.parametrize("cap", ["x", "-1", "1/0", "1//2", "", "nan", "1e9"])
+def test_caps_that_are_none(cap: str) -> None:
+    assert "is not a size" in run(*ASKED, "--cap", cap, status=2).output
+
+
+@pytest.mark.parametrize("values", ["cap", "cap=3", "cap=5..2", "cap=1..100000", "cap=1..4 step 0", "cap=a..b"])
+def test_sweeps_that_are_none(values: str) -> None:
+    assert "cap" in run(*ASKED, "--sweep", values, status=2).output
+
+
+def test_a_sweep(folder: Path) -> None:
+    lines = run(*ASKED, "--sweep", "cap=0..4", "-o", "curve.svg").output.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["0", "-"], ["1", "42"], ["2", "25"], ["3", "20"], ["4", "20"]]
+    assert "no order keeps to it" in lines[1]
+    assert (folder / "curve.svg").read_text().count("<svg") == 1
+    before = (folder / "curve.svg").read_bytes()
+    run(*ASKED, "--sweep", "cap=0..4", "-o", "curve.svg")
+    assert (folder / "curve.svg").read_bytes() == before
+    document = json.loads(run(*ASKED, "--sweep", "cap=0..2", "--format", "json").output)
+    assert [point["found"] for point in document["points"]] == [False, True, True]
+    assert document["points"][0]["infeasible"] is True
+    assert document["points"][2]["peak_activations"] == [2, 2, 2]
+    run(*ASKED, "--sweep", "cap=0..0", status=1)
+    assert "must end in" in run(*ASKED, "--sweep", "cap=0..0", "-o", "x.sched", status=2).output
+
+
+def test_a_certificate_is_accepted(folder: Path) -> None:
+    run(*ASKED, "--certificate", "c.json", "-o", "out.sched")
+    (folder / "p.json").write_text(CliRunner().invoke(cli, ["expand", "out.sched", "--format", "json"]).output)
+    assert checker.main(["c.json", "p.json"]) == 0
+    assert not (folder / "c.smt2").exists(), "the lower bound proves it"
+
+
+def test_what_z3_refuted_is_written(folder: Path) -> None:
+    z3 = pytest.importorskip("z3")
+    run("zero_bubble", "-D", "p=4", "-D", "m=8", "-D", "cap=2", "--certificate", "c.json")
+    solver = z3.Solver()
+    solver.from_file("c.smt2")
+    assert solver.check() == z3.unsat
+
+
+def test_what_goes_not_together() -> None:
+    assert "--format json" in run(*ASKED, "-o", "-", "--format", "json", status=2).output
+    assert "a sweep goes without" in run(*ASKED, "--sweep", "cap=1..2", "--cap", "3", status=2).output
+    assert "nothing is left open" in run("1f1b", "-D", "p=2", "-D", "m=2", status=1).output
+    assert "no value" in run("zero_bubble", "-D", "p=2", status=2).output
+    assert "no such file" in run("none.sched", status=2).output
+
+
+def test_nothing_found_is_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> object:
+        raise NothingFound("no time")
+
+    monkeypatch.setattr(search_runs, "solve", nothing)
+    assert "nothing found" in run(*ASKED, status=3).output
+    run(*ASKED, "--sweep", "cap=1..2", status=3)
+
+
+def test_a_timeout_ends_it_with_the_best_so_far() -> None:
+    started = time.monotonic()
+    text = run("zero_bubble", "-D", "p=16", "-D", "m=64", "-D", "cap=9", "--timeout", "2").output
+    assert time.monotonic() - started < 30
+    assert "found" in text
+
+
+def test_ctrl_c_ends_it_with_the_best_so_far(folder: Path) -> None:
+    command = [sys.executable, "-m", "pipedsl", "search", "zero_bubble", "-D", "p=16", "-D", "m=64", "-D", "cap=9"]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        [*command, "--budget", "1000", "-o", "best.sched"], cwd=folder, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "interrupted" in output
+    assert "Traceback" not in errors
+    assert (folder / "best.sched").read_text().startswith("# Found by")

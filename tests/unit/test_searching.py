@@ -1,0 +1,330 @@
+"""Search through the whole line: text, problem, answer, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipedsl
+from pipedsl import search_runs
+from pipedsl.api import load, parse_text
+from pipedsl.diagnostics import DiagnosticError
+from pipedsl.expand import expand
+from pipedsl.search_cache import user_folder
+from pipedsl.search_problem import tasks
+from pipedsl.searching import NothingFound, SearchResult, search
+from pipedsl.sweeping import sweep
+from pipedsl.syntax import Schedule
+from verify import Verdict
+from verify.search.solve import Solution
+
+WORK = 5.0
+
+
+def problem(body: str, items: str = "", stages: str = "p", place: str = "s -> s") -> Schedule:
+    return parse_text(f"schedule x(p, m, cap = 2)\nstages {stages}\nplace {place}\nrank r {{ {body} }}\n{items}\n")
+
+
+OPEN = "F * m || I * m || W * m"
+
+
+def found(schedule: Schedule, cap: int | Fraction | None = None, **params: int) -> SearchResult:
+    result = search(schedule, params, cap=cap, budget=WORK)
+    again = expand(parse_text(result.text), {})
+    for column in ("placement", "offsets", "kind", "stage", "microbatch"):
+        assert np.array_equal(getattr(again, column), getattr(result.program, column)), column
+    report = pipedsl.verify(parse_text(result.text), {})
+    assert report.verdict is Verdict.VERIFIED
+    assert result.verdict is Verdict.VERIFIED
+    assert report.metrics is not None
+    assert getattr(report.metrics, result.objective) == result.value >= result.bound
+    return result
+
+
+@pytest.mark.parametrize(("cap", "makespan"), [(2, 41), (3, 31), (4, 27)])
+def test_known_optima(cap: int, makespan: int) -> None:
+    result = found(load("zero_bubble"), p=4, m=8, cap=cap)
+    assert (result.value, result.optimal, result.gap) == (makespan, True, 0)
+    assert result.report.metrics is not None
+    assert max(result.report.metrics.peak_activations) <= cap
+
+
+def test_cap_stands_in_place_of_the_files() -> None:
+    assert found(load("zero_bubble"), cap=3, p=4, m=8).value == 31
+
+
+def test_the_same_again_is_the_same_answer() -> None:
+    one, other = (search(load("zero_bubble"), {"p": 4, "m": 8, "cap": 3}, budget=WORK) for _ in range(2))
+    assert (one.program.kind == other.program.kind).all()
+    assert (one.value, one.bound, one.work) == (other.value, other.bound, other.work)
+
+
+def test_a_sketch_keeps_its_order() -> None:
+    word = "(F * min(p - 1 - r, m) (F I) * (m - min(p - 1 - r, m)) I * min(p - 1 - r, m)) || W * m"
+    result = found(problem(word), p=3, m=5)
+    kinds = [kind for kind in result.program.kind[: result.program.offsets[1]].tolist() if kind != 3]
+    assert kinds == [0, 0, 0, 2, 0, 2, 0, 2, 2, 2]
+
+
+def test_an_order_may_be_open_on_some_ranks_alone() -> None:
+    result = found(problem("if r == 0 { F * m || B * m } else { (F B) * m }"), p=2, m=4)
+    # Rank 0 may run ahead, and 1F1B is no better: 4 microbatches of 3 units, one forward before and one backward after.
+    assert result.value == 15
+
+
+def test_minimize_span() -> None:
+    schedule = problem(OPEN, "memory { cap(r) = cap }\nminimize span")
+    result = found(schedule, p=3, m=6, cap=5)
+    assert (result.objective, result.value, result.optimal) == ("span", 18, True)
+
+
+@pytest.mark.parametrize(
+    ("items", "caps"),
+    [
+        ("subject to peak(r) <= 3", [3, 3]),
+        ("subject to 3 >= peak(r) and memory(1) <= 2", [3, 2]),
+        ("subject to peak(r) <= r + 2", [2, 3]),
+        ("memory { cap(r) = 3 }\nsubject to peak(0) <= p", [2, 3]),
+        ("memory { activation(s) = 2 weights(s) = 5 }\nsubject to peak(r) <= 3", [16, 16]),
+        ("memory { activation(s) = 2 weights(s) = 5 cap(r) = 20 }", [20, 20]),
+    ],
+)
+def test_caps_and_conditions(items: str, caps: list[int]) -> None:
+    (task,) = tasks(problem(OPEN, items), {"p": 2, "m": 3})
+    assert list(task.caps) == caps
+
+
+def test_what_is_there_all_the_time_leaves_less_for_activations() -> None:
+    items = "memory { activation(s) = 2 input(s) = 1 held_by_w(s) = 1 weights(s) = 5 optimizer(s) = 1 cap(r) = 20 }"
+    (task,) = tasks(problem(OPEN, items), {"p": 2, "m": 3})
+    assert task.problem.cap == (9, 9)  # 20 less weights, gradients and optimizer
+    assert (task.problem.activation, task.problem.held_by_w) == ((3, 3), (1, 1))
+    found(problem(OPEN, items), p=2, m=4)
+
+
+def test_buffers_of_messages_have_room_too() -> None:
+    items = "memory { output(s) = 1 cap(r) = 6 }"
+    result = found(problem(OPEN, items), p=3, m=5)
+    assert result.report.metrics is not None
+    assert max(result.report.metrics.memory) <= 6
+    free = search(problem(OPEN, "memory { cap(r) = 6 }"), {"p": 3, "m": 5}, budget=WORK)
+    assert result.bound == free.bound
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ("subject to bubble <= 1", "cannot hold to this"),
+        ("subject to peak(r) < 3", "cannot hold to this"),
+        ("subject to peak(r) <= memory(r)", "cannot hold to this"),
+        ("subject to peak(5) <= 3", "not one of the ranks"),
+        ("memory { input(s) = 1 }\nsubject to peak(r) <= 3", "differ"),
+    ],
+)
+def test_conditions_that_are_refused(items: str, message: str) -> None:
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        tasks(problem(OPEN, items), {"p": 2, "m": 3})
+    assert [each.code for each in caught.value.diagnostics] == ["PD601"]
+
+
+def test_nothing_open_is_nothing_to_search_for() -> None:
+    with pytest.raises(DiagnosticError, match="nothing is left open"):
+        search(load("1f1b"), {"p": 2, "m": 2})
+
+
+def test_claims_are_judged() -> None:
+    result = search(problem(OPEN, "expect { peak(r) <= 100  makespan <= 1 }"), {"p": 2, "m": 2}, budget=WORK)
+    assert [each.code for each in result.report.diagnostics] == ["PD501"]
+
+
+def test_placements_are_compared() -> None:
+    word = "F@0 * m || F@1 * m || B@0 * m || B@1 * m"
+    schedule = problem(word, stages="2 * p", place="? in linear, v")
+    result = found(schedule, p=2, m=3)
+    each = {
+        name: search(problem(word, stages="2 * p", place=f"? in {name}"), {"p": 2, "m": 3}, budget=WORK)
+        for name in ("linear", "v")
+    }
+    assert result.placement in each
+    assert result.value == min(one.value for one in each.values())
+    assert result.bound == min(one.bound for one in each.values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "least"),
+    [
+        (problem(OPEN, "memory { cap(r) = 1 / 2 }"), "cap of 1/2; the smallest that one keeps to is 1"),
+        (problem(OPEN, "memory { cap(r) = 3 weights(s) = 5 }"), "cap of 3; the smallest that one keeps to is 11"),
+        (problem(f"{OPEN}", "memory { activation(s) = 3 cap(r) = r + 1 }"), "2 more on every rank"),
+        (problem("F * 3 B * 3 || B * 0", "memory { cap(r) = 1 }"), "the smallest that one keeps to is 3"),
+    ],
+)
+def test_caps_that_nothing_keeps_to(schedule: Schedule, least: str) -> None:
+    with pytest.raises(DiagnosticError, match=least) as caught:
+        search(schedule, {"p": 2, "m": 3}, budget=WORK)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "PD602"
+    assert "at its peak" in diagnostic.notes[0]
+    assert "F[0]" in diagnostic.notes[0]
+
+
+# ------------------------------------------------------- caching, stopping
+
+
+def test_answers_are_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache"
+    asked = {"p": 3, "m": 5, "cap": 2}
+    first = search(load("zero_bubble"), asked, budget=WORK, cache=folder)
+    assert not first.cached
+    assert len(list(folder.iterdir())) == 1
+
+    def never(*_: object, **__: object) -> Solution:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr(search_runs, "solve", never)
+    again = search(load("zero_bubble"), asked, budget=WORK, cache=folder)
+    assert again.cached
+    assert (again.value, again.bound, again.proof) == (first.value, first.bound, first.proof)
+    assert (again.program.kind == first.program.kind).all()
+    for other in ({**asked, "cap": 3}, {**asked, "m": 6}):
+        with pytest.raises(AssertionError, match="searched again"):
+            search(load("zero_bubble"), other, budget=WORK, cache=folder)
+    with pytest.raises(AssertionError, match="searched again"):
+        search(load("zero_bubble"), asked, budget=WORK, seed=1, cache=folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"bound": "', '"bound": "9'),
+        lambda text: text.replace("0, 0", "0, 7", 1),
+        lambda text: json.dumps({**json.loads(text), "sha256": None}),
+    ],
+)
+def test_a_spoilt_cache_is_passed_over(spoil: object, tmp_path: Path) -> None:
+    asked = {"p": 2, "m": 4, "cap": 2}
+    first = search(load("zero_bubble"), asked, budget=WORK, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_text(spoil(path.read_text()))  # type: ignore[operator]
+    again = search(load("zero_bubble"), asked, budget=WORK, cache=tmp_path)
+    assert not again.cached
+    assert (again.value, again.bound) == (first.value, first.bound)
+
+
+def test_a_folder_that_cannot_be_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert search(load("zero_bubble"), {"p": 2, "m": 2}, budget=WORK, cache=tmp_path / "file").value == 7
+
+
+def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert user_folder() == Path("/somewhere/pipedsl")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert user_folder() == Path("~/.cache/pipedsl").expanduser()
+
+
+def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> Solution:
+        raise NothingFound("no time")
+
+    monkeypatch.setattr(search_runs, "solve", nothing)
+    with pytest.raises(NothingFound):
+        search(load("zero_bubble"), {"p": 2, "m": 2})
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
+    pressed: list[search_runs.News] = []
+
+    def interrupt(news: search_runs.News) -> None:
+        if news.value is not None and not pressed:
+            pressed.append(news)
+            raise KeyboardInterrupt
+
+    result = search(load("zero_bubble"), {"p": 8, "m": 16, "cap": 5}, budget=WORK, progress=interrupt, cache=tmp_path)
+    assert result.interrupted
+    assert result.verdict is Verdict.VERIFIED
+    assert not list(tmp_path.iterdir()), "what was cut short is not kept"
+
+
+def test_ctrl_c_before_anything_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> Solution:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_runs, "solve", stopped)
+    with pytest.raises(NothingFound):
+        search(load("zero_bubble"), {"p": 2, "m": 2})
+
+
+def test_processes_find_what_one_does() -> None:
+    asked = {"p": 3, "m": 6, "cap": 2}
+    alone = search(load("zero_bubble"), asked, budget=WORK)
+    together = search(load("zero_bubble"), asked, budget=WORK, jobs=2)
+    assert together.value == alone.value
+    assert together.bound == alone.bound
+
+
+# ------------------------------------------------------------------- sweeps
+
+
+def test_a_sweep_is_a_search_for_each_value() -> None:
+    points = sweep(load("zero_bubble"), {"p": 3, "m": 6}, "cap", range(6), budget=WORK)
+    assert [point.refused for point in points] == [True] + [False] * 5
+    for point in points[1:]:
+        alone = search(load("zero_bubble"), {"p": 3, "m": 6, "cap": int(point.value)}, budget=WORK)
+        assert point.result is not None
+        assert (point.result.value, point.result.optimal) == (alone.value, alone.optimal)
+        assert point.result.verdict is Verdict.VERIFIED
+
+
+def test_a_sweep_of_another_parameter_and_of_the_cap_option() -> None:
+    points = sweep(load("zero_bubble"), {"p": 2, "cap": 2}, "m", [3, 4], budget=WORK)
+    assert [point.result.params["m"] for point in points if point.result] == [3, 4]
+    schedule = parse_text(f"schedule x(p, m)\nstages p\nplace s -> s\nrank r {{ {OPEN} }}")
+    points = sweep(schedule, {"p": 2, "m": 4}, "cap", [1, 2], budget=WORK)
+    assert [point.result.caps for point in points if point.result] == [(1, 1), (2, 2)]
+
+
+def test_neighbours_share_orders_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that gives up on some caps still ends up with what the others found and proved."""
+    real = search_runs.solve
+
+    def lazy(problem: object, **options: object) -> Solution:
+        solution = real(problem, **options)  # type: ignore[arg-type]
+        if problem.cap[0] == 3:  # type: ignore[attr-defined]
+            raise NothingFound("this one gives up")
+        if problem.cap[0] == 2:  # type: ignore[attr-defined]
+            return replace(solution, bound=Fraction(0), proof=None)
+        return solution
+
+    monkeypatch.setattr(search_runs, "solve", lazy)
+    two, three, four = (
+        point.result for point in sweep(load("zero_bubble"), {"p": 3, "m": 5}, "cap", [2, 3, 4], budget=WORK)
+    )
+    assert two is not None
+    assert three is not None
+    assert four is not None
+    assert three.value == two.value
+    assert not three.optimal
+    assert two.bound == three.bound == 0 or two.bound <= four.bound
+
+
+def test_a_sweep_takes_one_placement() -> None:
+    schedule = problem("F@0 * m || F@1 * m || B@0 * m || B@1 * m", stages="2 * p", place="?")
+    with pytest.raises(DiagnosticError, match="one placement"):
+        sweep(schedule, {"p": 2, "m": 2}, "cap", [2])
+
+
+def test_progress_is_told() -> None:
+    told: list[search_runs.News] = []
+    search(load("zero_bubble"), {"p": 4, "m": 8, "cap": 2}, budget=WORK, progress=told.append)
+    assert told[-1].value == 41
+    assert all(one.bound <= 41 for one in told)
