@@ -19,13 +19,14 @@ Literal = str | bool
 
 
 class Formula:
-    """`lines`: the assertions. `literal(x, y)`: that x ends before y starts, for two rows of a rank."""
+    """`lines`: the assertions; `sums`: whether some are more than differences and clauses. `literal(x, y)`: that x ends before y starts, for two rows of a rank."""
 
     def __init__(self, model: Model, window: Window) -> None:
         self.model, self.window = model, window
         self.names = [f"{op.kind.name}.{op.stage}.{op.microbatch}" for op in model.operations]
         self.declared: list[str] = [f"(declare-const {name} Int)" for name in self.names]
         self.lines: list[str] = []
+        self.sums = False
         self._truths: dict[tuple[int, int], str] = {}
         self._times()
         for pairs in model.strands:
@@ -145,6 +146,7 @@ class Formula:
                     terms.append(f"(ite {before} {change} 0)" if change > 0 else f"(ite {before} (- {-change}) 0)")
                     most += max(change, 0)
             if most > left:
+                self.sums = True
                 limit = str(left) if left >= 0 else f"(- {-left})"
                 total = terms[0] if len(terms) == 1 else f"(+ {' '.join(terms)})"
                 self.lines.append(f"(assert (<= {total if terms else 0} {limit}))")

@@ -20,7 +20,6 @@ from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.tune import Tuned, tune
 
 SCHEDULED = 400_000  # operations put in order by list scheduling that count as one unit of work
-REASONED = 120_000_000  # of z3's own units that count as one
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
 FAR = 1 << 60
 
@@ -196,8 +195,8 @@ def _close(search: _Search, share: float) -> None:
 
 def _ask(search: _Search, limit: int, share: float) -> Answer:
     seconds = 0.0 if search.stop == float("inf") else max(0.1, search.stop - monotonic())
-    found = decide(search.model, limit, work=max(1, int(share * REASONED)), seconds=seconds, seed=search.seed)
-    search.work += found.work / REASONED
+    found = decide(search.model, limit, work=share, seconds=seconds, seed=search.seed)
+    search.work += found.work
     if found.answer is Answer.REFUTED:
         search.raise_bound(limit + 1, f"refuted by {found.by}")
     elif found.answer is Answer.FOUND and found.rows is not None:
