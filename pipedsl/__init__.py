@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from pipedsl.parametric import ForAll, prove_for_all, prove_for_all_in
     from pipedsl.profile import Profile, load_profile
     from pipedsl.program import Kind
-    from pipedsl.program_text import program_text
+    from pipedsl.sched_text import program_text
+    from pipedsl.search_runs import News
+    from pipedsl.searching import SearchResult, search
     from pipedsl.simulate import Metrics
+    from pipedsl.sweeping import SweepPoint, sweep
     from verify import dependency_graph, mend_calls, mend_program
     from verify.certificate import certificate
     from verify.report import Report, Verdict
+    from verify.search.solve import NothingFound
 
 __all__ = [
     "CallKind",
@@ -41,10 +45,14 @@ __all__ = [
     "Kind",
     "Limits",
     "Metrics",
+    "News",
+    "NothingFound",
     "Part",
     "Profile",
     "Report",
     "Result",
+    "SearchResult",
+    "SweepPoint",
     "UsageError",
     "Verdict",
     "advise",
@@ -60,7 +68,9 @@ __all__ = [
     "program_text",
     "prove_for_all",
     "prove_for_all_in",
+    "search",
     "shipped",
+    "sweep",
     "verify",
     "verify_calls",
     "verify_program",
@@ -75,7 +85,7 @@ _HOMES = {
     "prove_for_all": "pipedsl.parametric",
     "prove_for_all_in": "pipedsl.parametric",
     "Kind": "pipedsl.program",
-    "program_text": "pipedsl.program_text",
+    "program_text": "pipedsl.sched_text",
     "certificate": "verify.certificate",
     "dependency_graph": "verify",
     "mend_calls": "verify",
@@ -89,6 +99,12 @@ _HOMES = {
     "Limits": "pipedsl.diagnostics",
     "UsageError": "pipedsl.library",
     "shipped": "pipedsl.library",
+    "News": "pipedsl.search_runs",
+    "NothingFound": "verify.search.solve",
+    "SearchResult": "pipedsl.searching",
+    "search": "pipedsl.searching",
+    "SweepPoint": "pipedsl.sweeping",
+    "sweep": "pipedsl.sweeping",
     "Report": "verify.report",
     "Verdict": "verify.report",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from pipedsl.program_text import program_text
+from pipedsl.sched_text import program_text
 
 if TYPE_CHECKING:
     from pipedsl.searching import SearchResult

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
 
 from pipedsl.check import RANK_VARIABLE, openings
 from pipedsl.diagnostics import DiagnosticError, Limits
@@ -18,6 +20,9 @@ from pipedsl.syntax import Binary, Call, Compare, Expr, Function, Minimize, Name
 from verify.search.problem import Objective, Operation, Problem, make_problem
 from verify.structure import check_structure
 
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
+
 Caps = tuple[Fraction | None, ...]
 
 
@@ -25,12 +30,14 @@ Caps = tuple[Fraction | None, ...]
 class Task:
     """One problem of a schedule. `caps`: per rank what its memory may be, in the file's unit; None is no cap.
 
-    `program` has all rows, in no order that means anything; `placement`: the name of what `place ?` is here, or None.
+    `program` has all rows, in no order that means anything, and `own` the same with the file's own durations and sizes
+    where a profile gives others. `placement`: the name of what `place ?` is here, or None.
     """
 
     open_program: OpenProgram
     problem: Problem
     caps: Caps
+    own: Program
 
     @property
     def program(self) -> Program:
@@ -46,12 +53,17 @@ class Task:
 
 
 def tasks(
-    schedule: Schedule, params: Mapping[str, int], cap: Fraction | None = None, limits: Limits | None = None
+    schedule: Schedule,
+    params: Mapping[str, int],
+    cap: Fraction | None = None,
+    limits: Limits | None = None,
+    profile: Profile | None = None,
 ) -> list[Task]:
     """The problem that a schedule states, once for each placement that it leaves open.
 
-    `cap` stands in place of the file's, for every rank. Raises DiagnosticError: what `expand` raises, what is missing
-    or twice (PD206 to PD208), PD209 where no order can run, PD601 for what a search cannot be asked.
+    `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. Raises
+    DiagnosticError: what `expand` raises, what is missing or twice (PD206 to PD208), PD209 where no order can run,
+    PD601 for what a search cannot be asked; UsageError for a profile that is for other stages.
     """
     problems = expand_open(schedule, params, limits)
     if not openings(schedule):
@@ -60,21 +72,26 @@ def tasks(
             "PD601", message, schedule.header.span, help="`A || B` leaves an order open; a fixed one is to be verified"
         )
     found = []
-    for each in problems:
-        _check_rows(each)
+    for own in problems:
+        _check_rows(own)
+        each = own
+        if profile is not None:
+            from pipedsl.profile import apply_profile
+
+            each = replace(own, program=apply_profile(profile, own.program))
         program = each.program
         caps = program.memory.cap if cap is None else (cap,) * program.ranks
         caps = _conditions(schedule, program, caps, limits or Limits())
-        found.append(Task(each, _problem(schedule, each, caps), caps))
+        found.append(Task(each, _problem(schedule, each, caps), caps, own.program))
     return found
 
 
 def _check_rows(each: OpenProgram) -> None:
     program = each.program
-    for row in range(len(program)):
-        if program.kind[row] in COMMUNICATION:
-            message = "a search places the messages itself"
-            fail("PD601", message, program.span_of(row), help="leave SEND and RECV out; the answer has them implied")
+    messages = np.flatnonzero(np.isin(program.kind, COMMUNICATION))
+    if len(messages):
+        span = program.span_of(int(messages[0]))
+        fail("PD601", "a search places the messages itself", span, help="leave SEND and RECV out: the answer has none")
     wrong = [found for found in check_structure(program)[0] if found.code != "PD209"]
     if wrong:
         raise DiagnosticError(wrong)

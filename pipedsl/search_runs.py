@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
+from pipedsl.library import UsageError
 from pipedsl.search_cache import key_of, load_solution, store_solution
 from verify.search.problem import Infeasible, Problem
 from verify.search.solve import Budget, NothingFound, Solution, Step, solve
@@ -97,6 +98,10 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         return Outcome(job.seed, refused=True, elapsed=monotonic() - started)
     except NothingFound:
         return Outcome(job.seed, elapsed=monotonic() - started)
+    except ModuleNotFoundError as error:
+        if error.name != "z3":
+            raise
+        raise UsageError("this search needs z3: pip install 'pipedsl[search]'") from None
     except KeyboardInterrupt:
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
     interrupted = bool(solution.log) and solution.log[-1].by == INTERRUPTED

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from verify.search.exact import refutation
 from verify.search.model import model_of
 from verify.search.problem import Infeasible, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution
+
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
 WORK = 60.0
 """The budget where nothing is said: about a minute of one core."""
@@ -112,18 +116,19 @@ def search(
     progress: Callable[[News], None] | None = None,
     transports: Sequence[str] | None = None,
     limits: Limits | None = None,
+    profile: Profile | None = None,
 ) -> SearchResult:
     """The best order that the budget finds, verified.
 
-    `cap` stands in place of the file's, for every rank. `budget` is in units of work, about a second of one core each
-    (60 unless there is a `timeout`): the same input, budget, seed and jobs give the same answer. `timeout`, in seconds,
-    keeps the best so far, and so does Ctrl-C. `jobs` processes search with seeds of their own. `cache`: a folder of
-    earlier answers.
+    `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. `budget` is
+    in units of work, about a second of one core each (60 unless there is a `timeout`): the same input, budget, seed and
+    jobs give the same answer. `timeout`, in seconds, keeps the best so far, and so does Ctrl-C. `jobs` processes search
+    with seeds of their own. `cache`: a folder of earlier answers.
 
     Raises DiagnosticError for what is no search problem, with PD602 where no order keeps to the caps; `NothingFound`
     where time or budget ended before there was any order.
     """
-    found = tasks(schedule, params, None if cap is None else Fraction(cap), limits)
+    found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
     possible = [task for task in found if not is_too_small(task)]
     share = budget_of(budget, timeout, len(possible) if jobs == 1 else 1)
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
@@ -139,7 +144,7 @@ def search(
     # One that has neither an order nor a refusal may be better than all.
     decided = len(solved) + sum(each.refused for each in of_task) == len(of_task)
     task, best = min(solved, key=lambda pair: _value(pair[1]))
-    answer = answer_of(schedule, task, best, share, transports, cache)
+    answer = answer_of(schedule, task, best, share, transports, cache, profile)
     return _with_bound(answer, min(bounds) if decided else Fraction(0))
 
 
@@ -200,6 +205,7 @@ def answer_of(
     budget: Budget,
     transports: Sequence[str] | None,
     cache: Path | None,
+    profile: Profile | None = None,
 ) -> SearchResult:
     """The result, through the ordinary verifier.
 
@@ -211,7 +217,7 @@ def answer_of(
     bound, problem = solution, task.problem
     for _ in range(ROUNDS):
         program = program_of(task, solution, caps)
-        report = judged(schedule, program, transports)
+        report = judged(schedule, task, program, transports, profile)
         over = _overflow(program, report)
         if not any(over):
             break
@@ -273,11 +279,14 @@ def program_of(task: Task, solution: Solution, caps: Caps) -> Program:
     )
 
 
-def judged(schedule: Schedule, program: Program, transports: Sequence[str] | None = None) -> Report:
+def judged(
+    schedule: Schedule, task: Task, program: Program, transports: Sequence[str] | None, profile: Profile | None
+) -> Report:
     """The ordinary verifier on an answer, with the claims of the schedule."""
     try:
         report = prove(program, transports=tuple(transports or TRANSPORTS))
-        return report if report.metrics is None else with_claims(schedule, program, report, report.metrics, None)
+        own = replace(program, costs=task.own.costs, memory=task.own.memory)
+        return report if report.metrics is None else with_claims(schedule, own, report, report.metrics, profile)
     except DiagnosticError as error:
         return rejection(error)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
 from pipedsl.search_problem import Task, tasks
@@ -18,6 +19,9 @@ from verify.search.judge import Invalid, judge
 from verify.search.model import model_of
 from verify.search.problem import Infeasible
 from verify.search.solve import NothingFound, Proof, Solution
+
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,7 @@ def sweep(
     progress: Callable[[News], None] | None = None,
     transports: Sequence[str] | None = None,
     limits: Limits | None = None,
+    profile: Profile | None = None,
 ) -> list[SweepPoint]:
     """The best order for every value of the parameter `name`; `cap` is also the cap of all ranks where no parameter is.
 
@@ -55,7 +60,7 @@ def sweep(
     found = []
     for value in values:
         given = {**params, name: value} if named else params
-        each = tasks(schedule, given, None if named else Fraction(value), limits)
+        each = tasks(schedule, given, None if named else Fraction(value), limits, profile)
         if len(each) > 1:
             message = "a sweep takes one placement at a time"
             raise DiagnosticError([Diagnostic("PD601", message, schedule.header.span, help="name it: `place ? in v`")])
@@ -83,7 +88,7 @@ def sweep(
         result = None
         if outcome.solution is not None:
             try:
-                result = answer_of(schedule, task, outcome, share, transports, cache)
+                result = answer_of(schedule, task, outcome, share, transports, cache, profile)
             except NothingFound:
                 result = None
         points.append(SweepPoint(Fraction(value), result, outcome.refused))

@@ -46,7 +46,7 @@ def _mended_program(program: Program, file: str, output: str | None) -> str:
         return f"not mended: {mended.reason}"
     if not program.explicit_communication:
         return "not mended: what is wrong is not the order of its messages"
-    from pipedsl.program_text import program_text
+    from pipedsl.sched_text import program_text
 
     comment = f"{program.name} with its messages in an order that is safe on every transport, written by pipedsl."
     path = output or _beside(file, ".sched")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,7 @@ from pipedsl.cli.common import (
     print_diagnostics,
     print_json,
     print_lines,
+    profile_option,
     transport_option,
     write,
 )
@@ -42,6 +44,9 @@ from pipedsl.search_cache import user_folder
 from pipedsl.search_runs import News
 from pipedsl.searching import NothingFound, SearchResult, search
 from pipedsl.sweeping import SweepPoint, sweep
+
+if TYPE_CHECKING:
+    from pipedsl.profile import Profile
 
 MOST_POINTS = 1000
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -95,6 +100,7 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
     help="Write evidence that verify/checker.py accepts, and beside it, as .smt2, what z3 refuted.",
 )
 @format_option
+@profile_option
 @transport_option
 @color_option
 @limit_options
@@ -111,6 +117,7 @@ def command(
     fresh: bool,
     certificate: str | None,
     form: str,
+    profile: Profile | None,
     transports: tuple[str, ...],
     color: Colour,
     limits: Limits,
@@ -137,14 +144,14 @@ def command(
         name, span = values
         points = sweep(
             schedule, params, name, span, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits,
+            progress=news.listener(), transports=transports, limits=limits, profile=profile,
         )  # fmt: skip
         news.clear()
         _finish_sweep(name, points, output, form, color)
     try:
         result = search(
             schedule, params, cap=cap, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits,
+            progress=news.listener(), transports=transports, limits=limits, profile=profile,
         )  # fmt: skip
     except NothingFound as error:
         news.clear()

@@ -28,7 +28,7 @@ from worker import alone, difference, gradients, load, mlp
 
 from pipedsl.calls_json import write_calls
 from pipedsl.program import Program
-from pipedsl.program_text import program_text
+from pipedsl.sched_text import program_text
 from verify import verify
 
 SIZES = ((1, 2), (2, 3), (2, 4), (3, 3))

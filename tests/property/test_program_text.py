@@ -11,8 +11,8 @@ from pipedsl.api import parse_text
 from pipedsl.expand import expand
 from pipedsl.folding import expand_term, fold
 from pipedsl.program import Program
-from pipedsl.program_text import program_text
 from pipedsl.rank_classes import rank_classes
+from pipedsl.sched_text import program_text
 
 
 @settings(max_examples=300, deadline=None)

@@ -166,3 +166,10 @@ for name in ("torch", "z3", "networkx", "rich", "matplotlib"):
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_name_that_users_get_is_a_module() -> None:
+    """Importing `pipedsl.x` would put the module in the place of what `pipedsl.x` is to be."""
+    import pipedsl
+
+    assert not {f"pipedsl.{name}" for name in pipedsl.__all__} & modules().keys()

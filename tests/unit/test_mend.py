@@ -13,7 +13,7 @@ from pipedsl.api import load, verify, verify_text
 from pipedsl.calls_json import read_calls, write_calls
 from pipedsl.lower import lower
 from pipedsl.program import COMMUNICATION, Program
-from pipedsl.program_text import program_text
+from pipedsl.sched_text import program_text
 from pipedsl.simulate import simulate
 from verify import Verdict, check_calls, mend_calls, mend_program
 from verify.transports import BY_NAME

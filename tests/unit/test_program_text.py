@@ -12,7 +12,7 @@ from pipedsl.api import load, parse_text, verify
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
 from pipedsl.program import Program
-from pipedsl.program_text import program_text
+from pipedsl.sched_text import program_text
 
 
 def same(one: Program, other: Program) -> bool:

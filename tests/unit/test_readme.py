@@ -29,14 +29,14 @@ def consoles(text: str) -> list[re.Match[str]]:
     return list(CONSOLE.finditer(text))
 
 
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", range(3))
 def test_commands_print_what_is_shown(number: int) -> None:
     console = consoles(README.read_text())[number]
     assert console["output"] == output_of(console["command"])
 
 
 def test_every_console_block_is_checked() -> None:
-    assert len(consoles(README.read_text())) == 2 == README.read_text().count("```console")
+    assert len(consoles(README.read_text())) == 3 == README.read_text().count("```console")
 
 
 def test_the_schedule_is_the_shipped_one() -> None:

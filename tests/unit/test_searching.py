@@ -328,3 +328,33 @@ def test_progress_is_told() -> None:
     search(load("zero_bubble"), {"p": 4, "m": 8, "cap": 2}, budget=WORK, progress=told.append)
     assert told[-1].value == 41
     assert all(one.bound <= 41 for one in told)
+
+
+def test_a_profile_stands_in_place_of_costs_and_sizes(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(
+        json.dumps(
+            {
+                "format": "pipedsl-profile",
+                "version": 1,
+                "costs": {"F": 2, "I": 3, "W": 1},
+                "memory": {"activation": 10, "cap": 25},
+            }
+        )
+    )
+    profile = pipedsl.load_profile(str(tmp_path / "p.json"))
+    schedule = problem(OPEN, "memory { cap(r) = 1 }\nexpect { makespan <= 19 }")
+    result = search(schedule, {"p": 2, "m": 4}, budget=WORK, profile=profile)
+    assert result.program.costs.backward_input == (3, 3)
+    assert result.report.metrics is not None
+    assert max(result.report.metrics.memory) <= 25
+    assert result.value == result.report.metrics.makespan
+    assert result.verdict is Verdict.VERIFIED, "claims in plain numbers are about the file's own durations"
+
+
+def test_without_z3_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object, **__: object) -> Solution:
+        raise ModuleNotFoundError("No module named 'z3'", name="z3")
+
+    monkeypatch.setattr(search_runs, "solve", without)
+    with pytest.raises(pipedsl.UsageError, match="needs z3"):
+        search(load("zero_bubble"), {"p": 2, "m": 2})

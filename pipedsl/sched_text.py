@@ -98,17 +98,16 @@ def _rank_block(found: RankClass, ranks: int) -> list[str]:
     else:
         where = f" where {found.first} <= r <= {found.last}"
     words = class_words(found, [_affine(term.slope, term.base, ranks) for term in found.terms])
-    if len(words) > _FEW_TERMS:
-        return [f"rank r{where} {{", _INDENT + " ".join(words), "}"]
+    # A line for each term of a short word but for those that run once; of a long one, as many as there is room for.
     lines: list[str] = []
-    alone = False
+    joins = False
     for term, word in zip(found.terms, words, strict=True):
-        once = (term.slope, term.base) == (0, 1)
-        if once and alone:
+        once = len(words) > _FEW_TERMS or (term.slope, term.base) == (0, 1)
+        if joins and once and len(lines[-1]) + 1 + len(word) <= _WIDTH:
             lines[-1] += f" {word}"
         else:
             lines.append(_INDENT + word)
-        alone = once
+        joins = once
     return [f"rank r{where} {{", *lines, "}"]
 
 
