@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from closed import closed
+
 from tests.support import compiled
 from tests.support.launch import launch, succeed
 

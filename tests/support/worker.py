@@ -94,9 +94,14 @@ def alone(
 
 
 def difference(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
-    """The largest difference relative to the largest entry; a missing gradient counts as zeros."""
+    """The largest difference relative to the largest entry; a missing gradient counts as zeros.
+
+    Infinite, and not a number that compares with nothing, where either has entries that are no numbers.
+    """
     if ours is None or theirs is None:
         present = theirs if ours is None else ours
         return 0.0 if present is None or not present.any() else float("inf")
+    if ours.shape != theirs.shape or not (ours.isfinite().all() and theirs.isfinite().all()):
+        return float("inf")
     scale = theirs.abs().max().clamp_min(1e-30)
     return float((ours - theirs).abs().max() / scale)
