@@ -15,8 +15,7 @@ pytestmark = pytest.mark.dist
 
 WORKER = Path(__file__).parent / "workers" / "faults.py"
 RANKS = 3
-TIMEOUT = 2.0  # of the worker's pipeline
-START = 20.0  # for processes to start on a busy machine
+LIMIT = 200.0  # seconds; nothing here takes more than a few, but the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def run(pipeline: Path, fault: str, victim: int, *, survivors_only: bool = False
     """The outcomes; without the victim's where that cannot end by itself."""
 
     def wait_for_survivors(processes: list, output_of: Callable[[int], str]) -> None:
-        deadline = time.monotonic() + START + TIMEOUT + 10
+        deadline = time.monotonic() + LIMIT
         while time.monotonic() < deadline and any(
             process.poll() is None for rank, process in enumerate(processes) if rank != victim
         ):
@@ -39,7 +38,7 @@ def run(pipeline: Path, fault: str, victim: int, *, survivors_only: bool = False
         WORKER,
         RANKS,
         [str(pipeline), f"{fault}:{victim}"],
-        timeout=START + TIMEOUT + 15,
+        timeout=LIMIT + 10,
         meddle=wait_for_survivors if survivors_only else None,
     )
     return [outcome for rank, outcome in enumerate(outcomes) if not (survivors_only and rank == victim)]
@@ -61,7 +60,7 @@ ERRORS = {
 
 
 def test_an_error_reaches_every_rank(pipeline: Path) -> None:
-    outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=150)
+    outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=250)
     for rank, outcome in enumerate(outcomes):
         assert outcome.returncode == 0, outcome.output
         _, *answers = outcome.output.split("CASE ")
@@ -71,7 +70,7 @@ def test_an_error_reaches_every_rank(pipeline: Path) -> None:
             if (case, rank) == ("interrupt:1", 1):
                 expected = "INTERRUPTED"  # stays what it is where it came from
             if (case, rank) == ("late:1", 1):
-                expected = "nothing happened for 2 s"
+                expected = "nothing happened for "
             assert expected in said[case], (rank, said[case])
 
 
@@ -92,7 +91,7 @@ def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):
         assert outcome.returncode == 0, outcome.output
-        assert "nothing happened for 2 s" in outcome.output
+        assert "nothing happened for " in outcome.output
         assert "leads to rank 1, which does not answer" in outcome.output
         assert "no answer from rank 1" in outcome.output
         assert "was at wait for" in outcome.output
@@ -108,6 +107,6 @@ def test_a_rank_stuck_in_its_module_ends_too(pipeline: Path) -> None:
 
 def test_a_wrong_number_of_processes_is_refused_everywhere(tmp_path: Path) -> None:
     path = compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=4, m=4)
-    for outcome in launch(WORKER, 2, [str(path), "none:0"], timeout=60):
+    for outcome in launch(WORKER, 2, [str(path), "none:0"], timeout=LIMIT):
         assert outcome.returncode == 0, outcome.output
         assert "compiled for p = 4 ranks, but the process group has 2" in outcome.output
