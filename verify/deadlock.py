@@ -21,7 +21,8 @@ def mirrored(calls: Calls) -> bool:
     It does if on every rank it grows from call to call, both ends of every message have the same place and the same
     tag, no call is in a batch or to its own rank, and requests are waited for after they are made. Then the events
     of a place need only what comes earlier in that order: waits are for earlier places, streams and hosts go by
-    place, and the first use of anything is the same message on both sides.
+    place, and the first use of anything is the same message on both sides. A first receive that holds its host in the
+    compiled executor (`layouts`) waits for the computation that made its message, which comes before that place too.
     """
     if calls.order is None or (calls.batch >= 0).any():
         return False

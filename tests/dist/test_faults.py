@@ -88,6 +88,12 @@ def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
             assert "(test.sched:" in outcome.output
 
 
+def test_a_rank_that_died_is_named_where_a_message_cannot_be_posted(pipeline: Path) -> None:
+    outcomes = run(pipeline, "kill in a pause", 1)
+    assert [outcome.returncode for outcome in outcomes] == [0, -9, 0]
+    assert "rank 0 lost its connection to rank 1 at isend F2@1 to rank 1 (test.sched:7)" in outcomes[0].output
+
+
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):
         assert outcome.returncode == 0, outcome.output

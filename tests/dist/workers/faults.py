@@ -21,13 +21,13 @@ TIMED = ("late", "stop", "hang")
 
 
 class Faulty(nn.Module):
-    """A stage that fails at the second microbatch of the second step."""
+    """A stage that fails at a microbatch of the second step."""
 
-    def __init__(self, inner: nn.Module, fault: str, m: int) -> None:
+    def __init__(self, inner: nn.Module, fault: str, m: int, microbatch: int = 1) -> None:
         super().__init__()
         self.inner = inner
         self.fault = fault
-        self.at = m + 2
+        self.at = m + 1 + microbatch
         self.calls = 0
 
     def forward(self, x: Any) -> Any:
@@ -37,7 +37,9 @@ class Faulty(nn.Module):
                 raise ValueError("a fault made on purpose")
             if self.fault == "interrupt":
                 raise KeyboardInterrupt
-            if self.fault == "kill":
+            if self.fault == "pause":
+                time.sleep(1)
+            if self.fault in ("kill", "kill in a pause"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -77,6 +79,8 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
     timeout = patience(fault, make, m, group)
     if hit:
         mine[0] = Faulty(mine[0], fault, m)
+    elif fault == "kill in a pause" and rank == 0:  # the first that it sees of it is a message that cannot be posted
+        mine[0] = Faulty(mine[0], "pause", m, microbatch=2)
     if hit and fault == "chunks":
         mine.append(nn.Identity())
     if hit and fault == "file":
