@@ -148,10 +148,19 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
 
 
 def reserves(model: Model) -> list[int]:
-    """What must stay free after an F so that the rank's later stages of the same microbatch still fit."""
+    """What must stay free after an F so that the rank's later stages of the same microbatch still fit.
+
+    Nothing where F and backwards are in one strand: their order decides what fits.
+    """
     problem = model.problem
+    if any(_fixed(model, pairs) for pairs in model.strands):
+        return [0] * len(model)
     after = [
         sum(problem.activation[t] for t in range(s + 1, problem.stages) if problem.placement[t] == problem.placement[s])
         for s in range(problem.stages)
     ]
     return [after[operation.stage] if operation.kind == Kind.F else 0 for operation in model.operations]
+
+
+def _fixed(model: Model, pairs: Sequence[tuple[int, int]]) -> bool:
+    return any(len({model.kind[row] == _F for row in range(a, b)}) > 1 for a, b in pairs)

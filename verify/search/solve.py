@@ -17,10 +17,12 @@ from verify.search.exact import Answer, decide
 from verify.search.judge import Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Tuned, tune
 
 SCHEDULED = 400_000  # operations put in order by list scheduling that count as one unit of work
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
+KERNELS = 6  # steady states that are unrolled
 FAR = 1 << 60
 
 
@@ -161,17 +163,38 @@ def _tune(search: _Search, share: float) -> None:
 
 
 def _rounds(search: _Search) -> None:
-    """Habits and z3 in turn, each round with twice the work of the one before."""
-    share = 0.5
+    """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_FOR_Z3
+    share = 0.5 if reasons else search.budget.work / 10
+    steady: list[Steady] | None = None
     while not search.done and search.left > 0.01:
         before = search.work
-        _tune(search, min(share if reasons else search.left, search.left))
+        _tune(search, min(share, search.left))
+        if not search.done and steady is None and search.left > 0.01:
+            steady = steady_states(search.model)
+            search.work += len(steady) * min(len(search.model), 6 * search.problem.ranks**2) / SCHEDULED
+        if not search.done and steady:
+            _place(search, steady[:KERNELS], share)
         if reasons and not search.done:
             _close(search, share)
         if search.work == before:
             break
         share *= 2
+
+
+def _place(search: _Search, states: list[Steady], share: float) -> None:
+    """W around the best steady states, a part of the share for each."""
+    cost = max(1, len(search.model)) / SCHEDULED
+    for state in states:
+        if search.done or search.left <= 0.01:
+            return
+        tries = max(1, int(min(share, search.left) / len(states) / cost))
+        name = f"steady state of period {state.pattern.period}"
+        used = place_weights(
+            search.model, state, search.low, tries, search.seed + len(search.log), search.stop,
+            lambda rows, name=name: search.take(rows, name),
+        )  # fmt: skip
+        search.work += cost * (used + 1)
 
 
 def _close(search: _Search, share: float) -> None:

@@ -1,0 +1,96 @@
+"""Orders from steady states: the order of F and I comes from a pattern, W goes where there is time.
+
+Patterns are compared on few microbatches first; the best are unrolled, and habits place their W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from pipedsl.program import Kind
+from verify.search.kernel import Pattern, layout_of, patterns, unroll
+from verify.search.model import Model, fits, model_of, run
+from verify.search.problem import Operation, Problem, open_strands
+from verify.search.tune import Tuned, tune
+
+TRIES = 200_000  # steps of a pattern that are tried for one period
+KEPT = 200  # patterns of one period that are compared
+LONGER = 5  # periods above the load of a rank that are tried
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """A pattern, and `estimate`: about what it comes to for all microbatches, in units of time."""
+
+    pattern: Pattern
+    estimate: float
+
+
+def steady_states(model: Model) -> list[Steady]:
+    """Patterns that keep to the caps, the best first by what a short run of them says. Empty where there are none."""
+    layout = layout_of(model)
+    if layout is None:
+        return []
+    problem = model.problem
+    chunks = problem.stages // problem.ranks
+    shortest = chunks * sum(layout.slots)
+    small = min(problem.microbatches, 3 * problem.ranks)
+    half = max(1, small // 2)
+    models = [model_of(_shorter(problem, m)) for m in sorted({half, small})]
+    found: list[Steady] = []
+    for period in range(shortest, shortest + LONGER):
+        for pattern in islice(patterns(model, layout, period, TRIES), KEPT):
+            estimate = _estimate(models, pattern, problem.microbatches)
+            if estimate is not None:
+                found.append(Steady(pattern, estimate))
+    found.sort(key=lambda one: (one.estimate, one.pattern.period, one.pattern.length))
+    return found
+
+
+def place_weights(
+    model: Model, steady: Steady, goal: int, tries: int, seed: int, stop: float, notice: Callable[[list[list[int]]], None]
+) -> int:
+    """The pattern's order of F and I, with W placed by habits. Answers how many schedules were tried."""
+    rows = unroll(model, steady.pattern)
+    notice(rows)
+    sketch = model_of(replace(model.problem, strands=tuple(_merged(model, order) for order in rows)))
+    number = {operation: row for row, operation in enumerate(model.operations)}
+
+    def translate(found: Tuned) -> None:
+        notice([[number[sketch.operations[row]] for row in order] for order in found.rows])
+
+    found = tune(sketch, goal, tries, seed, stop, None, translate)
+    return tries if found is None else found.tried
+
+
+def _merged(model: Model, order: list[int]) -> tuple[tuple[Operation, ...], ...]:
+    """F and I of a rank as one strand, and its W in another: as they come."""
+    first = tuple(model.operations[row] for row in order if model.kind[row] != Kind.W)
+    weights = tuple(model.operations[row] for row in order if model.kind[row] == Kind.W)
+    return tuple(strand for strand in (first, weights) if strand)
+
+
+def _shorter(problem: Problem, microbatches: int) -> Problem:
+    split = any(operation.kind == Kind.W for strands in problem.strands for strand in strands for operation in strand[:1])
+    strands = open_strands(problem.placement, problem.ranks, microbatches, split)
+    return replace(problem, microbatches=microbatches, strands=strands)
+
+
+def _estimate(models: list[Model], pattern: Pattern, microbatches: int) -> float | None:
+    values = []
+    for model in models:
+        rows = unroll(model, pattern)
+        found = run(model, rows)
+        if found is None or not fits(model, rows):
+            return None
+        values.append((model.problem.microbatches, found.value))
+    (m, value), *more = reversed(values)
+    if not more or m == microbatches:
+        return float(value)
+    slope = (value - more[0][1]) / (m - more[0][0])
+    return value + slope * (microbatches - m)
+
+
+__all__ = ["Steady", "place_weights", "steady_states"]
