@@ -1,9 +1,9 @@
 """The table of diagnostic codes, and the explanation of each.
 
 An explanation is `explanations/PDxxx.md`: paragraphs, and two fenced texts. The one whose info string is `sched fails`,
-with its parameters as `-D name=value`, ends in the code (`sched advised`, where the code is advice on what is
-verified; PD602 is what `search` says); the one with `sched verified` is the mended one. A code that no `.sched` text can have (a file that cannot be
-read, a CSV, a Calls file) has neither; those of a CSV show `csv fails` and `csv verified`.
+with its parameters as `-D name=value`, ends in the code (PD602 when it is searched; `sched advised`, where the code is
+advice on what is verified); the one with `sched verified` is the mended one. A code that no `.sched` text can have (a
+file that cannot be read, a CSV, a Calls file) has neither; those of a CSV show `csv fails` and `csv verified`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from textwrap import wrap
 import numpy as np
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError
+from pipedsl.growth import Growth
 from pipedsl.program import Ints, Kind, Program
 from pipedsl.rank_classes import RankClass, class_words, rank_classes
 
@@ -24,10 +25,11 @@ _KIB = 1024
 _COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "backward_weight"), ("send", "send"))
 
 
-def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()) -> str:
+def program_text(program: Program, comment: str = "", claims: Sequence[str] = (), growth: Growth | None = None) -> str:
     """The text; `expand` makes the same program of it. Raises DiagnosticError (PD113) for replicas.
 
-    `claims`: those of its `expect` block. A line end in `comment` stays one.
+    `claims`: those of its `expect` block. A line end in `comment` stays one. With a `growth` (of `classes_of`), m is a
+    parameter, and what the program has is the default.
     """
     if program.placement.shape[0] > 1:
         raise DiagnosticError([Diagnostic("PD113", "a schedule with replicas cannot be written", program.header_span)])
@@ -36,22 +38,39 @@ def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()
     lines = [f"# {line}".rstrip() for line in said]
     lines += [
         f"schedule {program.name}(p = {p}, m = {m})",
-        f'require p == {p} and m == {m}, "this text was written for {p} ranks and {m} microbatches"',
+        _requirement(p, m, growth),
         "",
         f"stages {program.stages}",
         f"place s -> {_choice('s', program.placement[0].tolist(), str)}",
     ]
-    for found in rank_classes([_names(program, rank) for rank in range(p)]):
-        lines += ["", *_rank_block(found, p)]
+    for number, found in enumerate(classes_of(program)):
+        counts = [_affine(term.slope, term.base, p) for term in found.terms]
+        if growth is not None:
+            grows = growth.terms[number]
+            counts[grows] = growth.count(number, found.terms[grows].slope, found.terms[grows].base)
+        lines += ["", *_rank_block(found, p, counts)]
     lines += [*_costs(program), *_memory(program)]
     if claims:
         lines += ["", "expect {", *(f"{_INDENT}{claim}" for claim in claims), "}"]
     return "\n".join(part for line in lines for part in _wrapped(line)) + "\n"
 
 
+def classes_of(program: Program) -> list[RankClass]:
+    """The words of all ranks."""
+    return rank_classes([_names(program, rank) for rank in range(program.ranks)])
+
+
+def _requirement(p: int, m: int, growth: Growth | None) -> str:
+    if growth is None:
+        return f'require p == {p} and m == {m}, "this text was written for {p} ranks and {m} microbatches"'
+    shortest, period = growth.shortest, growth.period
+    condition = f"p == {p} and m >= {shortest}" + (f" and m % {period} == {growth.remainder}" if period > 1 else "")
+    return f'require {condition}, "written for {p} ranks and m = {shortest}, {shortest + period}, ..."'
+
+
 def _wrapped(line: str) -> list[str]:
     """A line as several where it is long; layout is free."""
-    if len(line) <= _WIDTH:
+    if len(line) <= _WIDTH or '"' in line:
         return [line]
     return wrap(line, _WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False)
 
@@ -85,8 +104,8 @@ def _in_order(kinds: Ints, stages: Ints, microbatches: Ints) -> set[tuple[int, i
     return found
 
 
-def _rank_block(found: RankClass, ranks: int) -> list[str]:
-    """The lines of the block of a class."""
+def _rank_block(found: RankClass, ranks: int, counts: Sequence[str]) -> list[str]:
+    """The lines of the block of a class, with these texts as counts."""
     if (found.first, found.last) == (0, ranks - 1):
         where = ""
     elif found.first == found.last:
@@ -97,7 +116,7 @@ def _rank_block(found: RankClass, ranks: int) -> list[str]:
         where = f" where r >= {found.first}"
     else:
         where = f" where {found.first} <= r <= {found.last}"
-    words = class_words(found, [_affine(term.slope, term.base, ranks) for term in found.terms])
+    words = class_words(found, counts)
     # A line for each term of a short word but for those that run once; of a long one, as many as there is room for.
     lines: list[str] = []
     joins = False

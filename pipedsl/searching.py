@@ -78,6 +78,13 @@ class SearchResult:
         return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
 
     @property
+    def every_m_text(self) -> str | None:
+        """The answer with m as a parameter, where its middle repeats and that is proved for all m from some m on."""
+        from pipedsl.found_text import every_m_text
+
+        return every_m_text(self)
+
+    @property
     def refutation(self) -> str | None:
         """SMT-LIB text that says there is an order one unit of time better; any solver finds that there is none.
 

@@ -95,6 +95,12 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to search with.")
 @click.option("--no-cache", "fresh", is_flag=True, help="Neither look up earlier answers nor keep this one.")
 @click.option(
+    "--for-all",
+    "for_all",
+    type=click.Choice(["m"]),
+    help="Write the answer with m as a parameter, where that is proved right for every m from some m on.",
+)
+@click.option(
     "--certificate",
     metavar="PATH",
     help="Write evidence that verify/checker.py accepts, and beside it, as .smt2, what z3 refuted.",
@@ -115,6 +121,7 @@ def command(
     seed: int,
     jobs: int,
     fresh: bool,
+    for_all: str | None,
     certificate: str | None,
     form: str,
     profile: Profile | None,
@@ -135,8 +142,8 @@ def command(
     schedule = load(file, limits)
     news = _Progress()
     if values is not None:
-        if certificate is not None or cap is not None:
-            raise UsageError("a sweep goes without --cap and --certificate")
+        if certificate is not None or cap is not None or for_all is not None:
+            raise UsageError("a sweep goes without --cap, --certificate and --for-all")
         if output is not None:
             from pipedsl.render.figure import check_suffix
 
@@ -165,16 +172,24 @@ def command(
         raise
     finally:
         news.clear()
-    _finish(result, output, certificate, form, color)
+    text = result.text
+    if for_all is not None:
+        longer = result.every_m_text
+        text = text if longer is None else longer
+        if longer is None:
+            click.echo("not proved for other m: what is written holds for this one alone", err=True)
+    _finish(result, text, output, certificate, form, color)
 
 
-def _finish(result: SearchResult, output: str | None, certificate: str | None, form: str, color: Colour) -> None:
+def _finish(
+    result: SearchResult, text: str, output: str | None, certificate: str | None, form: str, color: Colour
+) -> None:
     if output == "-":
-        write(result.text)
+        write(text)
     elif output is not None:
-        write_atomically(output, result.text)
+        write_atomically(output, text)
     if form == "json":
-        print_json(search_document(result))
+        print_json({**search_document(result), "sched": text})
     else:
         print_diagnostics(result.report.diagnostics, color, err=output == "-")
         print_lines(search_lines(result), color, err=output == "-")

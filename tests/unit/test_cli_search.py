@@ -157,3 +157,10 @@ def test_ctrl_c_ends_it_with_the_best_so_far(folder: Path) -> None:
     assert "interrupted" in output
     assert "Traceback" not in errors
     assert (folder / "best.sched").read_text().startswith("# Found by")
+
+
+def test_an_answer_for_every_m_is_proved(folder: Path) -> None:
+    run(*ASKED, "--for-all", "m", "-o", "every.sched")
+    proof = CliRunner().invoke(cli, ["verify", "every.sched", "--for-all", "m"])
+    assert proof.exit_code == 0, proof.output
+    assert "# Proved for every m >= " in (folder / "every.sched").read_text()

@@ -358,3 +358,30 @@ def test_without_z3_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_runs, "solve", without)
     with pytest.raises(pipedsl.UsageError, match="needs z3"):
         search(load("zero_bubble"), {"p": 2, "m": 2})
+
+
+# One strand, so that what is found does not depend on the search.
+ZB_H1 = "F * (p - 1 - r) (F I) * r (F I W) * (m - p + 1) (I W) * (p - 1 - r) W * r || W * 0"
+
+
+@pytest.mark.parametrize(
+    ("word", "p", "m", "least"),
+    [(ZB_H1, 3, 8, 3), (ZB_H1, 4, 4, 4), ("(F F I W I W) * (m // 2) || W * 0", 3, 10, 2)],
+)
+def test_an_answer_for_every_m(word: str, p: int, m: int, least: int) -> None:
+    result = search(problem(word), {"p": p, "m": m}, budget=WORK)
+    text = result.every_m_text
+    assert text is not None
+    schedule = parse_text(text)
+    assert (expand(schedule, {}).kind == result.program.kind).all()
+    verdicts = {k: pipedsl.verify(schedule, {"m": k}) for k in range(1, 40)}
+    admitted = {k for k, each in verdicts.items() if [d.code for d in each.diagnostics] != ["PD112"]}
+    assert m in admitted
+    assert min(admitted) == least
+    assert max(admitted) > m + 10
+    assert all(verdicts[k].verdict is Verdict.VERIFIED for k in admitted)
+
+
+def test_a_text_without_a_middle_is_for_no_other_m() -> None:
+    word = "if r == 0 { F[1] F[0] F[2] B B B } else { F[1] F[0] F[2] || B * m }"
+    assert search(problem(word), {"p": 2, "m": 3}, budget=WORK).every_m_text is None
