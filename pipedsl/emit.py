@@ -48,6 +48,10 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
     _, held = check_layouts(program, calls, transports)
     if held:
         raise DiagnosticError(list(dict.fromkeys(held.values())))
+    return _text(program, calls, source, transports)
+
+
+def _text(program: Program, calls: Calls, source: Source, transports: Mapping[str, str]) -> str:
     lines = ["\n".join(_lines(program, calls, rank)) for rank in range(calls.ranks)]
     placement = [int(rank) for rank in program.placement[0]]
     fingerprint = _fingerprint(program, source, lines)
@@ -111,7 +115,7 @@ def emit_result(result: Result) -> str:
     states, held = check_layouts(program, calls, check_calls(calls, remedies=0).transports)
     if found := [held[name] for name in asked if name in held]:
         raise DiagnosticError(list(dict.fromkeys(found)))
-    return emit(program, calls, source=program.spans[0].source, transports=states)
+    return _text(program, calls, program.spans[0].source, states)
 
 
 NOTHING_TO_RUN_ON = (

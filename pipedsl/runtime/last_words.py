@@ -1,7 +1,8 @@
 """What a rank says when it is told to end: torchrun sends SIGTERM to all ranks a tenth of a second after one has died.
 
 Python runs signal handlers when the main thread comes back to it, which a blocked wait does not. But the number of the
-signal is written to a socket at once, and a thread that reads there says the words and ends the process.
+signal is written to a socket at once, and a thread that reads there says the words and ends the process; the handler
+itself has nothing to do but to be there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ class LastWords:
 
     def __init__(self, compose: Callable[[], str]) -> None:
         self._compose = compose
-        self._said = threading.Lock()
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._installed = False
@@ -56,7 +56,7 @@ class LastWords:
         self._installed = True
 
     def remove(self) -> None:
-        """Leave SIGTERM as it was. One that has just come still counts."""
+        """Leave SIGTERM as it was. One that came before still counts."""
         if not self._installed:
             return
         self._installed = False
@@ -67,7 +67,7 @@ class LastWords:
             signal.set_wakeup_fd(other)
 
     def __call__(self, number: int, frame: Any) -> None:
-        self._end()
+        pass
 
     def _listen(self) -> None:
         while number := self._inbox.recv(1)[0]:
@@ -75,9 +75,7 @@ class LastWords:
                 self._end()
 
     def _end(self) -> None:
-        """Say the words and end the process; nothing in the second of two threads."""
-        if not self._said.acquire(blocking=False):
-            return
+        """Say the words, if they are found in time, and end the process."""
         found: list[str] = []
         finder = threading.Thread(target=lambda: found.append(self._compose()), daemon=True)
         finder.start()

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from pipedsl.runtime import wire as wire_module
 from tests.support import compiled
 from tests.support.nccl_like import EAGER, LAZY, Fabric, run_ranks
 from tests.support.worker import alone, load, mlp
@@ -275,3 +277,25 @@ def test_an_error_made_here_is_not_taken_for_a_lost_connection(tmp_path: Path) -
     for rank in run_ranks(Fabric(2), body):
         assert "rank 0 failed at isend F0@1 to rank 1 (test.sched:" in str(rank.error)
         assert "RuntimeError: tensors of this type cannot be sent" in str(rank.error)
+
+
+def test_which_transport_a_process_group_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        cpu, world = torch.device("cpu"), dist.group.WORLD
+        assert world is not None
+        assert (wire_module.TorchWire(None, cpu).transport, wire_module.TorchWire(None, cpu).in_order) == (
+            "gloo",
+            False,
+        )
+        assert wire_module.backend_name(world, torch.device("mps")) == "none"
+        for name, transport in (("nccl", "nccl-lazy-warm"), ("mpi", "mpi")):
+            monkeypatch.setattr(wire_module, "backend_name", lambda *_, name=name: name)
+            assert wire_module.TorchWire(None, cpu).transport == transport
+            assert wire_module.TorchWire(None, cpu).in_order
+        monkeypatch.setattr(wire_module, "backend_name", lambda *_: "nccl")
+        world.bound_device_id = torch.device("cuda", 0)  # what init_process_group(device_id=...) sets
+        assert wire_module.TorchWire(world, cpu).transport == "nccl-eager-warm"
+        world.bound_device_id = None
+    finally:
+        dist.destroy_process_group()
