@@ -366,7 +366,7 @@ ZB_H1 = "F * (p - 1 - r) (F I) * r (F I W) * (m - p + 1) (I W) * (p - 1 - r) W *
 
 @pytest.mark.parametrize(
     ("word", "p", "m", "least"),
-    [(ZB_H1, 3, 8, 3), (ZB_H1, 4, 4, 4), ("(F F I W I W) * (m // 2) || W * 0", 3, 10, 2)],
+    [(ZB_H1, 3, 8, 2), (ZB_H1, 4, 9, 3), ("(F F I W I W) * (m // 2) || W * 0", 3, 10, 2)],
 )
 def test_an_answer_for_every_m(word: str, p: int, m: int, least: int) -> None:
     result = search(problem(word), {"p": p, "m": m}, budget=WORK)
