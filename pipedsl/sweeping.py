@@ -56,7 +56,7 @@ def sweep(
     DiagnosticError as `search` does, with PD601 for an open placement.
     """
     values = sorted(set(values))
-    named = any(parameter.name == name for parameter in schedule.header.parameters)
+    named = name != "cap" or any(parameter.name == name for parameter in schedule.header.parameters)
     found = []
     for value in values:
         given = {**params, name: value} if named else params

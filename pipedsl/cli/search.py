@@ -139,6 +139,10 @@ def command(
     cache = None if fresh else user_folder()
     if output == "-" and form == "json":
         raise UsageError("-o - and --format json both want standard output; the JSON holds the .sched too")
+    if (
+        output is not None and output != "-" and not Path(output).parent.is_dir()
+    ):  # better said before than after an hour
+        raise UsageError(f"there is no folder {Path(output).parent} to write {Path(output).name} to")
     schedule = load(file, limits)
     news = _Progress()
     if values is not None:

@@ -125,6 +125,8 @@ def test_what_goes_not_together() -> None:
     assert "nothing is left open" in run("1f1b", "-D", "p=2", "-D", "m=2", status=1).output
     assert "no value" in run("zero_bubble", "-D", "p=2", status=2).output
     assert "no such file" in run("none.sched", status=2).output
+    assert "there is no folder" in run(*ASKED, "-o", "none/x.sched", status=2).output
+    assert "has no parameter `x`" in run(*ASKED, "--sweep", "x=1..2", status=2).output
 
 
 def test_nothing_found_is_status_3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pipedsl.api import parse_text
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand, expand_open
+from pipedsl.format import format_schedule
 from pipedsl.open_words import OpenProgram
 from pipedsl.program import Kind
 
@@ -88,3 +89,11 @@ def test_placements() -> None:
 def test_expand_refuses_what_is_open() -> None:
     with pytest.raises(DiagnosticError, match="search problem"):
         expand(parse_text(f"{HEAD}rank r {{ F * m || B * m }}"), {"p": 1, "m": 2})
+
+
+@pytest.mark.parametrize("place", ["?", "? in v", "? in linear, looped"])
+def test_open_placements_are_formatted(place: str) -> None:
+    text = f"schedule x(p, m)\nstages p\nplace {place}\nrank r {{ F * m || B * m }}\nminimize span\n"
+    assert format_schedule(parse_text(text)) == text
+    with pytest.raises(DiagnosticError, match="unknown placement"):
+        expand_open(parse_text(text.replace(place, "? in zigzag")), {"p": 1, "m": 1})
