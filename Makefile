@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,plot,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[torch,plot,search,dev]'
 	touch $@
 
 demo: .venv/installed

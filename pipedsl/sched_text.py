@@ -41,7 +41,7 @@ def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()
         _requirement(p, m, growth),
         "",
         f"stages {program.stages}",
-        f"place s -> {_choice('s', program.placement[0].tolist(), str)}",
+        f"place s -> {_placement(program.placement[0].tolist(), p)}",
     ]
     for number, found in enumerate(classes_of(program)):
         counts = [_affine(term.slope, term.base, p) for term in found.terms]
@@ -150,6 +150,16 @@ def _affine(slope: int, base: int, ranks: int) -> str:
 
 
 # --------------------------------------------------------------------- values
+
+
+def _placement(ranks: Sequence[int], p: int) -> str:
+    """The rank of stage s: as a formula where it is one of the usual placements."""
+    stages = len(ranks)
+    if stages > p and stages % p == 0 and list(ranks) == [s * p // stages for s in range(stages)]:
+        return f"s // {stages // p}" if p > 1 else "0"
+    if p > 1 and list(ranks) == [*range(p), *reversed(range(p))]:
+        return f"s if s < p else {2 * p - 1} - s"
+    return _choice("s", ranks, str)
 
 
 def _choice(variable: str, values: Sequence[object], text: Callable[[object], str]) -> str:

@@ -66,6 +66,17 @@ def test_a_placement_of_many_runs() -> None:
     assert same(read(program_text(program)), program)
 
 
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [([0, 1, 1, 0], "s if s < p else 3 - s"), ([0, 0, 1, 1], "s // 2"), ([0, 1, 0, 1], "s % 2"), ([0, 0], "0")],
+)
+def test_usual_placements_are_formulas(placement: list[int], text: str) -> None:
+    words = [[f"F0@{s}" for s in range(len(placement)) if placement[s] == r] for r in range(max(placement) + 1)]
+    program = word_program([word + [f"B0@{op[3:]}" for op in reversed(word)] for word in words], placement)
+    assert f"place s -> {text}\n" in program_text(program)
+    assert same(read(program_text(program)), program)
+
+
 def test_replicas_are_refused() -> None:
     program = word_program(one_f_one_b(2, 2))
     with pytest.raises(DiagnosticError, match="replicas"):
