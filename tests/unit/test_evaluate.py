@@ -91,7 +91,9 @@ def test_literals_and_denominators_over_the_limit_are_refused() -> None:
 
 
 def test_calls_that_double_at_every_level_end_at_the_limit() -> None:
-    functions = "fn f0(x) = x\n" + "\n".join(f"fn f{i}(x) = f{i - 1}(2 * x) + f{i - 1}(2 * x + 1)" for i in range(1, 60))
+    functions = "fn f0(x) = x\n" + "\n".join(
+        f"fn f{i}(x) = f{i - 1}(2 * x) + f{i - 1}(2 * x + 1)" for i in range(1, 60)
+    )
     assert code("f59(1)", functions, Limits(steps=10_000))[0] == "PD104"
 
 
