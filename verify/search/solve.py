@@ -14,6 +14,7 @@ from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
 from verify.search.exact import Answer, decide
+from verify.search.improve import improve
 from verify.search.judge import Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
@@ -22,6 +23,8 @@ from verify.search.tune import Tuned, tune
 
 SCHEDULED = 400_000  # operations put in order by list scheduling that count as one unit of work
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
+MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
+MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 KERNELS = 6  # steady states that are unrolled
 FAR = 1 << 60
 
@@ -175,11 +178,26 @@ def _rounds(search: _Search) -> None:
             search.work += len(steady) * min(len(search.model), 6 * search.problem.ranks**2) / SCHEDULED
         if not search.done and steady:
             _place(search, steady[:KERNELS], share)
+        if not search.done and len(search.model) <= MOST_FOR_MOVES:
+            _improve(search, share)
         if reasons and not search.done:
             _close(search, share)
         if search.work == before:
             break
         share *= 2
+
+
+def _improve(search: _Search, share: float) -> None:
+    """Local search from the best orders."""
+    if search.rows is None:
+        return
+    cost = max(1, len(search.model)) * MOVE / SCHEDULED
+    moves = max(1, int(min(share, search.left) / cost))
+    used = improve(
+        search.model, search.rows, search.low, moves, search.seed + len(search.log), search.stop,
+        lambda rows: search.take(rows, "moves"),
+    )  # fmt: skip
+    search.work += cost * used
 
 
 def _place(search: _Search, states: list[Steady], share: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from pipedsl.program import Kind
+from verify.search.fill import fill
 from verify.search.kernel import Pattern, layout_of, patterns, unroll
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Operation, Problem, open_strands
@@ -53,7 +54,7 @@ def place_weights(
     model: Model, steady: Steady, goal: int, tries: int, seed: int, stop: float, notice: Callable[[list[list[int]]], None]
 ) -> int:
     """The pattern's order of F and I, with W placed by habits. Answers how many schedules were tried."""
-    rows = unroll(model, steady.pattern)
+    rows = fill(model, unroll(model, steady.pattern))
     notice(rows)
     sketch = model_of(replace(model.problem, strands=tuple(_merged(model, order) for order in rows)))
     number = {operation: row for row, operation in enumerate(model.operations)}
@@ -82,8 +83,10 @@ def _estimate(models: list[Model], pattern: Pattern, microbatches: int) -> float
     values = []
     for model in models:
         rows = unroll(model, pattern)
-        found = run(model, rows)
-        if found is None or not fits(model, rows):
+        if not fits(model, rows):
+            return None
+        found = run(model, fill(model, rows))
+        if found is None:
             return None
         values.append((model.problem.microbatches, found.value))
     (m, value), *more = reversed(values)
