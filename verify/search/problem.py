@@ -36,7 +36,7 @@ class Objective(Enum):
 
 
 class Infeasible(Exception):
-    """No order keeps to the caps. `rank` cannot, whatever it does; it needs `needed` (in units of size)."""
+    """No order keeps to the caps. `rank` cannot, whatever it does (-1: several together cannot); 0 or what it `needed`."""
 
     def __init__(self, rank: int, needed: int, reason: str) -> None:
         self.rank, self.needed, self.reason = rank, needed, reason

@@ -219,7 +219,8 @@ def _close(search: _Search, share: float) -> None:
     """Refute or find, as long as that leads on: one better than the best first, then in the lower part of the gap."""
     if search.rows is None:
         longest = sum(search.model.duration) + 2 * sum(search.problem.send) * search.problem.microbatches
-        _ask(search, longest, min(share, search.left))
+        if _ask(search, longest, min(share, search.left)) is Answer.REFUTED:
+            raise Infeasible(-1, 0, "z3 refutes that any order keeps to the caps")
     while not search.done and search.rows is not None and search.left > 0.01:
         target = search.value - 1
         answer = _ask(search, target, min(share, search.left))

@@ -1,0 +1,303 @@
+"""The search against brute force on tiny problems, and against optima that another solver proved."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from brute import optimum
+
+from pipedsl.program import Costs, Kind
+from verify.search import (
+    Budget,
+    Infeasible,
+    Objective,
+    Operation,
+    Problem,
+    Proof,
+    judge,
+    lower_bound,
+    make_problem,
+    model_of,
+    smallest_cap_without_bubble,
+    smallest_feasible_cap,
+    solve,
+    uniform_costs,
+)
+from verify.search.exact import Answer, decide, refutation
+from verify.search.fill import fill
+from verify.search.judge import Invalid
+from verify.search.model import fits, run
+from verify.search.steady import steady_states
+
+pytest.importorskip("z3")
+
+CASES = json.loads((Path(__file__).parents[1] / "cases" / "search.json").read_text())
+TINY = Budget(work=8)
+
+
+def linear(
+    p: int, m: int, costs: dict[str, str], cap: object, held: object = 1, objective: str = "makespan"
+) -> Problem:
+    return make_problem(
+        placement=range(p),
+        microbatches=m,
+        costs=uniform_costs(p, costs["F"], costs["I"], costs["W"], costs["send"]),
+        cap=None if cap is None else Fraction(str(cap)),
+        held_by_w=Fraction(str(held)),
+        objective=Objective(objective),
+    )
+
+
+def vee(p: int, m: int, costs: dict[str, str], cap: object, objective: str = "makespan") -> Problem:
+    """Two half stages a rank, activations of a half each."""
+    half = {name: str(Fraction(value) / 2) for name, value in costs.items()}
+    return make_problem(
+        placement=[*range(p), *reversed(range(p))],
+        microbatches=m,
+        costs=uniform_costs(2 * p, half["F"], half["I"], half["W"], costs["send"]),
+        activation=Fraction(1, 2),
+        cap=Fraction(str(cap)),
+        objective=Objective(objective),
+    )
+
+
+EQUAL = {"F": "1", "I": "1", "W": "1", "send": "0"}
+
+
+def random_problem(seed: int) -> Problem:
+    """One to three ranks, two chunks on one or two of them now and then, sketches, any costs, sizes and caps."""
+    draw = random.Random(seed)
+    shape = draw.choice(((1, 3), (2, 2), (2, 3), (3, 2), (2, 2), "vee", "one", "whole"))
+    split = shape not in ("vee", "whole")
+    if shape == "vee":
+        placement, m = [0, 1, 1, 0], 2
+    elif shape == "one":
+        placement, m = [0, 0], 2
+    elif shape == "whole":
+        placement, m = [0, 1, 2], draw.choice((2, 3))
+    else:
+        placement, m = list(range(shape[0])), shape[1]
+    stages, ranks = len(placement), max(placement) + 1
+    kind_of_time = draw.choice(((1, 1), (0, 3), (1, 9)))
+
+    def times() -> tuple[Fraction, ...]:
+        same = draw.randint(*kind_of_time)
+        return tuple(
+            Fraction(same if draw.random() < 0.5 else draw.randint(*kind_of_time), 2) for _ in range(stages)
+        )
+
+    forward, inputs, weights = times(), times(), times()
+    send = tuple(Fraction(draw.choice((0, 0, 1, 2)), 4) for _ in range(stages))
+    activation = tuple(Fraction(draw.choice((1, 1, 2))) for _ in range(stages))
+    held = tuple(a * draw.choice((Fraction(1), Fraction(1, 2), Fraction(0))) for a in activation)
+    strands = None
+    if split and draw.random() < 0.25:
+        strands = sketch(placement, m, draw)
+    return make_problem(
+        placement=placement,
+        microbatches=m,
+        ranks=ranks,
+        costs=Costs(forward, tuple(map(sum, zip(inputs, weights, strict=True))), inputs, weights, send),
+        activation=activation,
+        held_by_w=held,
+        cap=[draw.choice((None, Fraction(draw.randint(1, 7)), Fraction(draw.randint(2, 12), 2))) for _ in range(ranks)],
+        objective=draw.choice(tuple(Objective)),
+        split=split,
+        strands=strands,
+    )
+
+
+def sketch(placement: list[int], m: int, draw: random.Random) -> tuple[tuple[tuple[Operation, ...], ...], ...]:
+    """F and I of each rank in a fixed order, W open; or W in another order of microbatches."""
+    found = []
+    for rank in range(max(placement) + 1):
+        stages = [s for s, r in enumerate(placement) if r == rank]
+        order, ahead = [], draw.randint(1, m)
+        for i in range(m + ahead):
+            if i < m:
+                order += [Operation(Kind.F, s, i) for s in stages]
+            if i >= ahead:
+                order += [Operation(Kind.I, s, i - ahead) for s in reversed(stages)]
+        weights = [Operation(Kind.W, s, i) for i in range(m) for s in stages]
+        if draw.random() < 0.3:
+            weights.reverse()
+        found.append((tuple(order), tuple(weights)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_agrees_with_brute_force(first: int) -> None:
+    for seed in range(first, first + 30):
+        problem = random_problem(seed)
+        try:
+            best = optimum(problem, 20_000)
+        except ValueError:
+            continue
+        try:
+            found = solve(problem, budget=TINY, seed=seed)
+        except Infeasible:
+            assert best is None, f"seed {seed}: {best} is possible"
+            continue
+        assert found.value == best, f"seed {seed}: {found.value} by {found.log[-1].by}, best {best}"
+        assert found.bound <= best, f"seed {seed}"
+        if problem.objective is Objective.MAKESPAN:
+            assert found.proof is not None, f"seed {seed} is not proved"
+
+
+@pytest.mark.parametrize("first", range(1000, 1600, 100))
+def test_bounds_and_refutations_are_sound(first: int) -> None:
+    for seed in range(first, first + 100):
+        problem = random_problem(seed)
+        try:
+            best = optimum(problem, 5_000)
+        except ValueError:
+            continue
+        try:
+            model = model_of(problem)
+            bound = lower_bound(model)
+        except Infeasible:
+            assert best is None
+            continue
+        if best is None:
+            continue
+        assert bound.value * problem.time_unit <= best, f"seed {seed}: {bound} is above {best}"
+        units = int(best / problem.time_unit)
+        at = decide(model, units, seconds=20)
+        assert at.answer is Answer.FOUND, f"seed {seed}"
+        if problem.objective is Objective.MAKESPAN:
+            assert decide(model, units - 1, seconds=20).answer is Answer.REFUTED, f"seed {seed}"
+
+
+def known(largest: int) -> list[dict[str, object]]:
+    return [case for case in CASES["optima"] if case["proved"] and case["p"] * case["m"] <= largest]
+
+
+@pytest.mark.parametrize("case", known(48), ids=lambda c: f"{c['p']}-{c['m']}-{c['cap']}-{c['held_by_w']}-{c['minimize']}")
+def test_known_optima(case: dict) -> None:  # type: ignore[type-arg]
+    problem = linear(case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], case["minimize"])
+    found = solve(problem, budget=Budget(work=40))
+    assert float(found.value) == pytest.approx(case["best_known"])
+    assert found.proof is not None
+    assert judge(problem, found.orders).value(problem.objective) == found.value
+
+
+def test_bounds_are_below_everything_that_is_known() -> None:
+    for case in CASES["optima"]:
+        problem = linear(case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], case["minimize"])
+        assert float(lower_bound(model_of(problem)).value * problem.time_unit) <= case["best_known"] + 1e-9
+    for case in CASES["published_heuristic"]:
+        if case["p"] * case["m"] > 512:
+            continue
+        for objective in ("makespan", "span"):
+            problem = linear(case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], objective)
+            value = case["published_heuristic"][objective]
+            assert float(lower_bound(model_of(problem)).value * problem.time_unit) <= value + 1e-9
+    for case in CASES["v_placement"]:
+        if case["p"] * case["m"] > 512:
+            continue
+        for objective in ("makespan", "span"):
+            problem = vee(case["p"], case["m"], case["cost_per_whole_stage"], case["peak_whole_stages"], objective)
+            assert float(lower_bound(model_of(problem)).value * problem.time_unit) <= case[objective] + 1e-9
+
+
+def test_a_long_pipeline_is_solved_by_its_steady_state() -> None:
+    found = solve(linear(16, 96, EQUAL, 16), budget=Budget(work=20))
+    assert found.value == found.bound == 15 + 3 * 96
+    assert found.proof is Proof.BOUND
+
+
+def test_half_the_memory_on_a_long_pipeline_is_within_five_percent() -> None:
+    found = solve(linear(16, 96, EQUAL, 8), budget=Budget(work=8))
+    assert found.gap <= Fraction(5, 100)
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "peak", "makespan"), [(4, 8, 3, "26.5"), (4, 12, 3, "38.5"), (4, 8, 4, "25.5")]
+)
+def test_two_chunks_are_no_slower_than_the_published_schedules(p: int, m: int, peak: int, makespan: str) -> None:
+    found = solve(vee(p, m, EQUAL, peak), budget=Budget(work=15))
+    assert found.value <= Fraction(makespan)
+
+
+@pytest.mark.parametrize("p", range(2, 9))
+def test_no_span_bubble_takes_one_less_than_two_caps(p: int) -> None:
+    """Zero bubble H2 does it with 2 p - 1 (Qi et al. 2024); that less cannot is proved."""
+    found = smallest_cap_without_bubble(linear(p, 2 * p + 1, EQUAL, None), budget=Budget(work=10))
+    assert found is not None
+    assert (found.cap, found.proved) == (2 * p - 1, True)
+    assert found.solution is not None
+    assert found.solution.judgement.span == 3 * (2 * p + 1)
+
+
+def test_caps_that_are_too_small_say_what_is_needed() -> None:
+    problem = vee(3, 4, EQUAL, 0.5)
+    with pytest.raises(Infeasible) as caught:
+        solve(problem)
+    assert caught.value.needed * problem.size_unit == 1 == smallest_feasible_cap(problem)
+    assert solve(problem.with_cap(1), budget=Budget(work=2)).value > 0
+
+
+def test_the_same_work_gives_the_same_answer() -> None:
+    problem = linear(4, 10, {"F": "1", "I": "1.1", "W": "0.7", "send": "0.1"}, 3, 0.5)
+    one, other = (solve(problem, budget=Budget(work=3), seed=5) for _ in range(2))
+    assert one.orders == other.orders
+    assert one.log == other.log
+
+
+def test_progress_only_gets_better() -> None:
+    steps = []
+    solve(linear(4, 8, EQUAL, 2), budget=Budget(work=10), progress=steps.append)
+    values = [step.value for step in steps if step.value is not None]
+    assert values == sorted(values, reverse=True)
+    assert [step.bound for step in steps] == sorted(step.bound for step in steps)
+    assert values[-1] == steps[-1].bound == 41
+
+
+def test_steady_states_and_filling_keep_to_the_cap() -> None:
+    problem = vee(4, 12, EQUAL, 3)
+    model = model_of(problem)
+    states = steady_states(model)
+    assert states
+    from verify.search.kernel import unroll
+
+    for state in states[:20]:
+        rows = unroll(model, state.pattern)
+        filled = fill(model, rows)
+        assert fits(model, filled)
+        before, after = run(model, rows), run(model, filled)
+        assert before is not None
+        assert after is not None
+        assert after.value <= before.value
+        judge(problem, model.orders(filled))
+
+
+def test_the_judge_refuses_what_is_no_answer() -> None:
+    problem = linear(2, 3, EQUAL, 2)
+    orders = solve(problem, budget=Budget(work=2)).orders
+    with pytest.raises(Invalid, match="cap"):
+        judge(problem.with_cap(1), orders)
+    with pytest.raises(Invalid, match="leaves operations out"):
+        judge(problem, (orders[0][:-1], orders[1]))
+    with pytest.raises(Invalid, match="out of turn"):
+        judge(problem, ((orders[0][1], orders[0][0], *orders[0][2:]), orders[1]))
+
+
+def test_a_refutation_is_a_file_that_z3_refutes_by_itself() -> None:
+    import z3
+
+    text = refutation(model_of(linear(3, 6, EQUAL, 2)), 24)
+    assert "(set-logic QF_LIA)" in text
+    solver = z3.Solver()
+    solver.from_string(text)
+    assert solver.check() == z3.unsat
+
+
+def test_z3_is_loaded_only_when_it_is_asked() -> None:
+    code = "import sys, verify.search; assert 'z3' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
