@@ -256,7 +256,7 @@ def _in_the_rounds(ranks: _Ranks) -> _Change | None:
             continue
         if all(each is not None and each + rounds >= 0 for each, rounds in zip(more, loop.rounds, strict=True)):
             numbers = {each for each in more if each}
-            if all(each > 0 for each in numbers) or all(each < 0 for each in numbers):
+            if numbers and (min(numbers) > 0 or max(numbers) < 0):
                 short = [rank for rank, each in zip(ranks.ranks, more, strict=True) if each]
                 where = "" if len(short) == len(ranks.ranks) else f" on {_named(short)}"
                 text = f"with {_more(numbers)} here{where}, the numbers would be right"
