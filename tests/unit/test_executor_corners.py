@@ -90,7 +90,10 @@ class Complex(nn.Module):
         y = torch.complex(self.inner(x), x).conj()
         assert y.is_conj()
         assert y.imag.is_neg()
-        return {"y": y, "imaginary": y.imag}
+        negated = torch._neg_view(x)  # in one piece, as the imaginary part is not
+        assert negated.is_neg()
+        assert negated.is_contiguous()
+        return {"y": y, "imaginary": y.imag, "negated": negated}
 
 
 class Real(nn.Module):
@@ -101,7 +104,7 @@ class Real(nn.Module):
         self.inner = nn.Linear(4, 4)
 
     def forward(self, x: Any) -> torch.Tensor:
-        return self.inner((x["y"].conj() * (1 + 2j)).real + x["imaginary"])
+        return self.inner((x["y"].conj() * (1 + 2j)).real + x["imaginary"] + x["negated"] * 5)
 
 
 @BOTH
@@ -215,6 +218,8 @@ def test_targets_have_as_many_rows_as_the_batch(schedule: str, p: int, stages: i
 
     results(train(schedule, mlp(stages), *rows_of(8, 8), loss_fn, tmp_path, p=p, m=4))
     for rank in train(schedule, mlp(stages), *rows_of(8, 4), loss_fn, tmp_path, p=p, m=4):
+        at = "beginning a step" if schedule == compiled.V_SHAPE else f"F of stage {stages - 1}, microbatch 0"
+        assert f"failed at {at}" in str(rank.error)
         assert "ValueError: the batch has 8 rows, but targets has 4" in str(rank.error)
 
 
