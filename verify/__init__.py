@@ -15,7 +15,7 @@ from verify.lifetimes import check_correspondence, check_lifetimes
 from verify.memory import check_memory
 from verify.mend import Mended, mend_calls
 from verify.mend_program import MendedProgram, mend_program
-from verify.messages import check_requests
+from verify.messages import check_requests, check_unwaited
 from verify.report import Remedy, Report, Verdict
 from verify.structure import check_structure
 from verify.transports import DEFAULT as TRANSPORTS
@@ -70,12 +70,12 @@ def _check(
     calls: Calls, transports: Sequence[str], program: Program | None, remedies: int, batch_limit: int
 ) -> tuple[list[Diagnostic], dict[str, str], tuple[Remedy, ...]]:
     """What is wrong with calls, the state of each transport in the order asked for, and what would help."""
-    found = check_requests(calls, program)
-    if program is not None and not found:
-        found = check_lifetimes(program, calls)
-    found += check_buffers(calls) + check_batches(calls, batch_limit)
+    found, later = check_requests(calls, program), check_unwaited(calls, program)
+    if program is not None and not found and not later:
+        later = check_lifetimes(program, calls)
+    later += check_buffers(calls) + check_batches(calls, batch_limit)
     waiting, states, helps = check_waiting(calls, chosen(transports), program, remedies)
-    return found + waiting, {name: states[name] for name in transports}, helps
+    return found + waiting + later, {name: states[name] for name in transports}, helps
 
 
 def _verdict(found: Sequence[Diagnostic]) -> Verdict:

@@ -36,7 +36,7 @@ def advise(
         if thorough or len(calls) <= QUICK:
             found.append(_early_receive(program, calls, timeline))
     elif budget.allows(program):
-        found += [_shorter(program, timeline, metrics, budget), _lighter(program, timeline, budget)]
+        found += [_shorter(program, timeline, metrics, budget), _lighter(program, calls, timeline, budget)]
     return [each for each in found if each is not None]
 
 
@@ -91,23 +91,28 @@ def _shorter(program: Program, timeline: Timeline, metrics: Metrics, budget: Bud
     return None
 
 
-def _lighter(program: Program, timeline: Timeline, budget: Budget) -> Diagnostic | None:
-    """The move of one operation that lowers a rank's peak most, in parts of it, and costs no time."""
-    used, needs = memory_used(program), dependencies(program)
+def _lighter(program: Program, calls: Calls, timeline: Timeline, budget: Budget) -> Diagnostic | None:
+    """The move of one operation that lowers a rank's peak most, in parts of it, and costs no time nor memory."""
+    used, needs = memory_used(program, calls), dependencies(program)
+    before_peaks = used.peaks()
     best: tuple[Fraction, int, Move, Fraction, Fraction] | None = None
     others = 0
     for rank in range(program.ranks):
         peak = used.peak(rank)
         if peak.row < 0 or not peak.size:
             continue
-        for move in relieving_moves(program, needs, rank, peak.row):
+        for move in relieving_moves(program, needs, rank, _operation_at(calls, rank, peak.row)):
             if not budget.take(program):
                 break
             done = simulate_move(program, move)
             if done is None or done[1].makespan > timeline.makespan:
                 continue
-            lower_peak = memory_used(done[0]).peak(rank).size
-            if lower_peak < peak.size and not check_memory(done[0], lower(*done), done[1]):
+            moved_calls = lower(*done)
+            peaks = memory_used(done[0], moved_calls).peaks()
+            if any(new > old for new, old in zip(peaks, before_peaks, strict=True)):
+                continue
+            lower_peak = peaks[rank]
+            if lower_peak < peak.size and not check_memory(done[0], moved_calls, done[1]):
                 others += best is not None
                 gain = 1 - lower_peak / peak.size
                 if best is None or gain > best[0]:
@@ -120,6 +125,14 @@ def _lighter(program: Program, timeline: Timeline, budget: Budget) -> Diagnostic
     message = f"{_where(program, move)} lowers the peak of rank {rank} from {sizes[0]} to {sizes[1]} and costs no time"
     notes = (f"{others} more rank{'' if others == 1 else 's'} could hold less in the same way",) if others else ()
     return _advice("PD902", message, program, move.row, _labels(program, move), notes)
+
+
+def _operation_at(calls: Calls, rank: int, row: int) -> int:
+    """The operation that runs, or ran last, on a rank at one of its calls; its first one before any has."""
+    own = calls.rows(rank)
+    computes = own.start + np.flatnonzero(calls.kind[own.start : own.stop] == CallKind.COMPUTE)
+    before = int(np.searchsorted(computes, row, "right")) - 1
+    return int(calls.op[computes[max(before, 0)]])
 
 
 def _where(program: Program, move: Move) -> str:

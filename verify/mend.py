@@ -25,7 +25,7 @@ from verify.buffers import check_buffers
 from verify.deadlock import mirrored
 from verify.lifetimes import check_lifetimes
 from verify.matching import RECEIVES, SENDS, match
-from verify.messages import check_requests
+from verify.messages import check_requests, check_unwaited
 from verify.script import Entry, Script, read_script, write_script
 from verify.transports import BY_NAME
 
@@ -61,7 +61,7 @@ def mend_calls(calls: Calls, program: Program | None = None) -> Mended:
     found: list[Diagnostic] = []
     for late in (True, False):  # early where a buffer must be let go of before it is received into again
         mended = write_script(calls, [run.mirrored(rank, late) for rank in range(calls.ranks)])
-        found = check_requests(mended, None) + check_buffers(mended)
+        found = check_requests(mended, None) + check_unwaited(mended, None) + check_buffers(mended)
         if program is not None:
             found += check_lifetimes(program, mended)
         if not found and mirrored(mended):

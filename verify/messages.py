@@ -10,7 +10,7 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints, Program
-from verify.matching import SENDS, channels, match, without
+from verify.matching import RECEIVES, SENDS, channels, match, without
 from verify.naming import span_of
 from verify.transports import BY_NAME, Transport
 from verify.wording import and_more
@@ -20,21 +20,29 @@ _NEVER_WAITED = "is never waited for"
 
 
 def check_requests(calls: Calls, program: Program | None) -> list[Diagnostic]:
-    """Every request is waited for exactly once, after it is made; one finding per rank and kind of fault."""
+    """Every wait is for a request made before, and not waited for yet; one finding per rank and kind of fault."""
     wait, issue = requests_waited(calls)
     rank = calls.rank_of()
-    issues = np.flatnonzero(np.isin(calls.kind, (CallKind.ISEND, CallKind.IRECV)))
     waits = np.flatnonzero(calls.kind == CallKind.WAIT)
     order = np.lexsort((waits, calls.request[waits], rank[waits]))
     again = waits[order][1:][(np.diff(rank[waits][order]) == 0) & (np.diff(calls.request[waits][order]) == 0)]
     idle = without(calls, waits, wait)
     faults = (
-        (without(calls, issues, issue), _NEVER_WAITED),
         (idle, "waits for a request that is never made"),
         (without(calls, np.sort(again), idle), "waits for a request that was waited for before"),
         (np.sort(wait[wait < issue]), "comes before the request that it waits for"),
     )
-    found = []
+    return _by_rank(calls, faults, program)
+
+
+def check_unwaited(calls: Calls, program: Program | None) -> list[Diagnostic]:
+    """Requests that nobody waits for: no hang, but nobody knows when their buffers are free."""
+    issues = np.flatnonzero(np.isin(calls.kind, (CallKind.ISEND, CallKind.IRECV)))
+    return _by_rank(calls, ((without(calls, issues, requests_waited(calls)[1]), _NEVER_WAITED),), program)
+
+
+def _by_rank(calls: Calls, faults: Sequence[tuple[Ints, str]], program: Program | None) -> list[Diagnostic]:
+    rank, found = calls.rank_of(), []
     for rows, what in faults:
         for number in sorted(set(rank[rows].tolist()))[:_MOST_FINDINGS]:
             own = rows[rank[rows] == number]
@@ -62,11 +70,12 @@ def crossed(calls: Calls, transport: Transport) -> bool:
 def check_messages(calls: Calls, transports: Sequence[Transport], program: Program | None) -> list[Diagnostic]:
     """Messages left over (PD303), and messages that cross where order alone counts (PD302); one finding a channel.
 
-    What is left over shifts all that follows it, so a channel with leftovers is not searched for crossings.
+    What is left over shifts all that follows it, so a channel where order alone leaves some over is not searched for
+    crossings.
     """
     by_tag = match(calls, BY_NAME["gloo"])
     found = _left_over(calls, by_tag.left, "", program)
-    faulty = np.unique(channels(calls, by_tag.left))
+    faulty, told = np.unique(channels(calls, by_tag.left)), np.empty(0, np.int64)
     for transport in transports:
         if transport.by_tag:
             continue
@@ -76,9 +85,10 @@ def check_messages(calls: Calls, transports: Sequence[Transport], program: Progr
         found += _left_over(calls, left, why, program)
         faulty = np.union1d(faulty, channels(calls, left))
         wrong = np.flatnonzero(calls.tag[met.send] != calls.tag[met.recv])
-        wrong = wrong[~np.isin(channels(calls, met.send[wrong]), faulty)]
+        shifted = np.union1d(told, channels(calls, met.left))
+        wrong = wrong[~np.isin(channels(calls, met.send[wrong]), shifted)]
         found += _crossings(calls, met.send[wrong], met.recv[wrong], program)
-        faulty = np.union1d(faulty, channels(calls, met.send[wrong]))
+        told = np.union1d(told, channels(calls, met.send[wrong]))
     return found[:_MOST_FINDINGS]
 
 
@@ -92,6 +102,10 @@ def _left_over(calls: Calls, left: Ints, why: str, program: Program | None) -> l
         message = f"rank {rank[first]}: the message of `{calls.label(first)}` {what}{why}{and_more(len(rows) - 1)}"
         side = "receive" if sends else "send"
         help_ = f"write the {side} on rank {calls.peer[first]}, or remove this call" if not why else None
+        others = rows[np.isin(calls.kind[rows], RECEIVES if sends else SENDS)]
+        if len(others) and not why:
+            other = int(others[0])
+            help_ = f"`{calls.label(other)}` on rank {rank[other]} names another message: let both name the same"
         found.append(Diagnostic("PD303", message, span_of(program, calls, first), help=help_))
     return found
 

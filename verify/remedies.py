@@ -151,8 +151,8 @@ def _edges_text(edges: Sequence[Edge]) -> str:
 
 
 def _per_direction(search: Searcher, calls: Calls, transport: Transport) -> Help | None:
-    if transport.communicators is Communicators.NONE:
-        return None
+    if transport.communicators is Communicators.NONE or (calls.batch >= 0).any():
+        return None  # the members of a batch share one group
     text = "make a process group for each direction of each pair of ranks"
     help_ = Help(calls, per_direction=True, kind="group-per-direction", text=text)
     return help_ if search.trial(help_, transport).safe else None

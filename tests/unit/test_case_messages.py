@@ -78,8 +78,17 @@ FACTS = {
         "rank 1 receives 0 from rank 0 where it wants 1",
         "use a channel from rank 0 to rank 1 that buffers 1 message (then safe on gloo)",
     ],
-    "corrbench_tag_drift_loop": ["the message of `send 80 to rank 1` is never received (and 3 more)"],
+    "corrbench_tag_drift_loop": [
+        "the message of `send 80 to rank 1` is never received (and 3 more)",
+        "rank 1 receives 80 from rank 0 where it wants 81: NCCL goes by order alone (and 1 more)",
+    ],
+    "corrbench_tag_mismatch_send_recv": ["PD302 rank 1 receives 0 from rank 0 where it wants 1"],
 }
+
+
+@pytest.mark.parametrize("name", ["pair_send_first", "pair_mirror_break", "1f1b_unbatched_steady"])
+def test_the_hang_comes_first(name: str) -> None:
+    assert report_of(name).diagnostics[0].code == "PD301"
 
 
 @pytest.mark.parametrize("name", FACTS)
