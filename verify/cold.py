@@ -65,9 +65,7 @@ class FirstUses:
         return chain[::-1]
 
 
-def first_uses(
-    calls: Calls, transport: Transport, step_of_row: Ints, warm: frozenset[Edge] = frozenset()
-) -> FirstUses:
+def first_uses(calls: Calls, transport: Transport, step_of_row: Ints, warm: frozenset[Edge] = frozenset()) -> FirstUses:
     """The barriers of a cold transport, found from the first row of every kind of use on every rank.
 
     `warm`: edges that were used before. One of the group's has made the group's communicator too.
