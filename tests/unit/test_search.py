@@ -88,9 +88,7 @@ def random_problem(seed: int) -> Problem:
 
     def times() -> tuple[Fraction, ...]:
         same = draw.randint(*kind_of_time)
-        return tuple(
-            Fraction(same if draw.random() < 0.5 else draw.randint(*kind_of_time), 2) for _ in range(stages)
-        )
+        return tuple(Fraction(same if draw.random() < 0.5 else draw.randint(*kind_of_time), 2) for _ in range(stages))
 
     forward, inputs, weights = times(), times(), times()
     send = tuple(Fraction(draw.choice((0, 0, 1, 2)), 4) for _ in range(stages))
@@ -178,7 +176,9 @@ def known(largest: int) -> list[dict[str, object]]:
     return [case for case in CASES["optima"] if case["proved"] and case["p"] * case["m"] <= largest]
 
 
-@pytest.mark.parametrize("case", known(48), ids=lambda c: f"{c['p']}-{c['m']}-{c['cap']}-{c['held_by_w']}-{c['minimize']}")
+@pytest.mark.parametrize(
+    "case", known(48), ids=lambda c: f"{c['p']}-{c['m']}-{c['cap']}-{c['held_by_w']}-{c['minimize']}"
+)
 def test_known_optima(case: dict) -> None:  # type: ignore[type-arg]
     problem = linear(case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], case["minimize"])
     found = solve(problem, budget=Budget(work=40))
@@ -217,9 +217,7 @@ def test_half_the_memory_on_a_long_pipeline_is_within_five_percent() -> None:
     assert found.gap <= Fraction(5, 100)
 
 
-@pytest.mark.parametrize(
-    ("p", "m", "peak", "makespan"), [(4, 8, 3, "26.5"), (4, 12, 3, "38.5"), (4, 8, 4, "25.5")]
-)
+@pytest.mark.parametrize(("p", "m", "peak", "makespan"), [(4, 8, 3, "26.5"), (4, 12, 3, "38.5"), (4, 8, 4, "25.5")])
 def test_two_chunks_are_no_slower_than_the_published_schedules(p: int, m: int, peak: int, makespan: str) -> None:
     found = solve(vee(p, m, EQUAL, peak), budget=Budget(work=15))
     assert found.value <= Fraction(makespan)

@@ -60,19 +60,21 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     """Pairs (x, y) of a rank such that x ends before y starts in every order that keeps to the cap.
 
     If I[i] of a stage had not run when F[j] starts, F[i..j] of it and of the rank's stages before it would be held. If
-    W[i] had not, F[j] and what W[i..j-1] hold would be. Only for ranks that run in microbatch order. Raises `Infeasible` where one microbatch does not fit.
+    W[i] had not, F[j] and what W[i..j-1] hold would be. Only for ranks that run in microbatch order. Raises
+    `Infeasible` where one microbatch does not fit.
     """
     problem = model.problem
     edges = []
     ordered = in_order(model)
-    row_of: dict[tuple[Kind, int, int], int] = {tuple(operation): row for row, operation in enumerate(model.operations)}
+    row_of: dict[tuple[Kind, int, int], int] = {
+        (op.kind, op.stage, op.microbatch): row for row, op in enumerate(model.operations)
+    }
 
     def release(stage: int, i: int) -> int:
         found = row_of.get((Kind.I, stage, i))
         return row_of[(Kind.B, stage, i)] if found is None else found
 
-    for r, pairs in enumerate(model.strands):
-        room = model.room[r]
+    for r, room in enumerate(model.room):
         if room is None:
             continue
         stages = [s for s in range(problem.stages) if problem.placement[s] == r]

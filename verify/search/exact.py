@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from time import monotonic
+from typing import Any
 
-from verify.search.formula import Formula
+from verify.search.formula import Formula, Literal
 from verify.search.model import Model
 from verify.search.problem import Infeasible
 from verify.search.windows import narrow
 
-
 # z3's own units of work that take about a second, by what it reasons with.
 UNITS = 2_000_000
-UNITS_WITH_SUMS = 60_000_000
+UNITS_WITH_SUMS = 8_000_000
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 
 
@@ -26,22 +27,32 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """`rows`: orders at most at the limit, where FOUND. `work`: about seconds, by z3's own count. `by`: windows or z3."""
+    """`rows`: orders at most at the limit, where FOUND. `work`: about seconds, by z3's own count. `by`: windows or z3.
+
+    `clauses`: what was added about memory on the way to a refutation."""
 
     answer: Answer
     rows: list[list[int]] | None
     work: float
     by: str = "z3"
+    clauses: tuple[str, ...] = ()
 
 
 def decide(
-    model: Model, limit: int, *, work: float = 0, seconds: float = 0, seed: int = 0, extra: Sequence[tuple[int, int]] = ()
+    model: Model,
+    limit: int,
+    *,
+    work: float = 0,
+    seconds: float = 0,
+    seed: int = 0,
+    extra: Sequence[tuple[int, int]] = (),
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any.
 
     `work`: z3's limit, 0 for none; the same work gives the same answer. `seconds`: an outer stop, 0 for none. `extra`:
     pairs of rows of which the first must end before the second starts.
     """
+    model, limit = _no_instants(model, limit)
     try:
         window = narrow(model, limit, extra)
     except Infeasible:
@@ -59,31 +70,63 @@ def decide(
         unit = UNITS
         solver.set("smt.arith.solver", DIFFERENCES)
         solver.set("smt.relevancy", 0)
-    if work:
-        solver.set("rlimit", max(1, int(work * unit)))
-    if seconds:
-        solver.set("timeout", max(1, int(seconds * 1000)))
+    stop = monotonic() + seconds if seconds else float("inf")
     solver.from_string(formula.assertions())
-    answer = solver.check()
-    statistics = solver.statistics()
-    used: float = int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else 0  # noqa: SIM118
-    used /= unit
-    if answer == z3.unsat:
-        return Decision(Answer.REFUTED, None, used)
-    if answer != z3.sat:
-        return Decision(Answer.UNKNOWN, None, used)
-    assignment = solver.model()
-    found = {declaration.name(): assignment[declaration] for declaration in assignment.decls()}
-    start = [
-        found[name].as_long() if name in found else window.earliest[row] for row, name in enumerate(formula.names)
-    ]
-    return Decision(Answer.FOUND, orders_by_start(model, start), used)
+    used = 0
+    clauses: list[str] = []
+    while True:
+        if work:
+            solver.set("rlimit", max(1, int(work * unit) - used))
+        if seconds:
+            solver.set("timeout", max(1, int((stop - monotonic()) * 1000)))
+        answer = solver.check()
+        statistics = solver.statistics()
+        used = int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else used  # noqa: SIM118
+        if answer == z3.unsat:
+            return Decision(Answer.REFUTED, None, used / unit, clauses=tuple(clauses))
+        if answer != z3.sat or monotonic() > stop or (work and used >= work * unit):
+            return Decision(Answer.UNKNOWN, None, used / unit)
+        assignment = solver.model()
+        found = {declaration.name(): assignment[declaration] for declaration in assignment.decls()}
+        start = [
+            found[name].as_long() if name in found else window.earliest[row] for row, name in enumerate(formula.names)
+        ]
+        rows = orders_by_start(model, start)
+        broken = [clause for r in formula.lazy for clause in formula.overfull(r, rows[r])]
+        if not broken:
+            return Decision(Answer.FOUND, rows, used / unit)
+        for clause in broken:
+            solver.add(z3.Or([_truth(z3, context, literal) for literal in clause] or [z3.BoolVal(False, context)]))
+            clauses.append(f"(assert (or false {' '.join(str(literal) for literal in clause)}))")
+
+
+def _truth(z3: Any, context: Any, literal: Literal) -> Any:
+    if isinstance(literal, bool):
+        return z3.BoolVal(literal, context)
+    if literal.startswith("(not "):
+        return z3.Not(z3.Bool(literal[5:-1], context))
+    return z3.Bool(literal, context)
+
+
+def _no_instants(model: Model, limit: int) -> tuple[Model, int]:
+    """The same question with operations that take no time made to take the least, in so fine a unit that it adds up to
+    less than one of the old: otherwise "x before y" could go round in a circle at one instant."""
+    if all(model.duration):
+        return model, limit
+    unit = len(model) + 1
+    longer = [value * unit or 1 for value in model.duration]
+    return replace(model, duration=longer, lag=[value * unit for value in model.lag]), limit * unit + unit - 1
 
 
 def refutation(model: Model, limit: int) -> str:
-    """The SMT-LIB text that z3 refutes, for any other solver to check."""
-    window = narrow(model, limit)
-    return Formula(model, window).text(f"No order has a value of {limit} (in units of {model.problem.time_unit}).")
+    """The SMT-LIB text that z3 refutes, for any other solver to check. Raises ValueError where it is not refuted."""
+    decision = decide(model, limit)
+    if decision.answer is not Answer.REFUTED or decision.by == "windows":
+        raise ValueError("nothing is refuted by a solver here")
+    instants, fine = _no_instants(model, limit)
+    formula = Formula(instants, narrow(instants, fine))
+    comment = f"No order has a value of {limit} (in units of {model.problem.time_unit})."
+    return formula.text(comment, decision.clauses)
 
 
 def orders_by_start(model: Model, start: Sequence[int]) -> list[list[int]]:

@@ -8,6 +8,7 @@ differences of two starts and bounds of one occur, except where a rank that does
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from pipedsl.program import Kind
@@ -18,8 +19,18 @@ from verify.search.windows import Window
 Literal = str | bool
 
 
+def negated(literal: Literal) -> Literal:
+    if isinstance(literal, bool):
+        return not literal
+    return literal[5:-1] if literal.startswith("(not ") else f"(not {literal})"
+
+
 class Formula:
-    """`lines`: the assertions; `sums`: whether some are more than differences and clauses. `literal(x, y)`: that x ends before y starts, for two rows of a rank."""
+    """`lines`: the assertions. `sums`: whether some are more than differences and clauses.
+
+    `lazy`: ranks of several chunks, whose memory is left out: `overfull` says what orders that do not fit break.
+    `literal(x, y)`: that x ends before y starts, for two rows of a rank.
+    """
 
     def __init__(self, model: Model, window: Window) -> None:
         self.model, self.window = model, window
@@ -27,6 +38,7 @@ class Formula:
         self.declared: list[str] = [f"(declare-const {name} Int)" for name in self.names]
         self.lines: list[str] = []
         self.sums = False
+        self.lazy: list[int] = []
         self._truths: dict[tuple[int, int], str] = {}
         self._times()
         for pairs in model.strands:
@@ -37,10 +49,10 @@ class Formula:
             if room is not None:
                 self._memory(r, room, ordered[r])
 
-    def text(self, comment: str = "") -> str:
-        """A whole file: unsatisfiable exactly when no order is within the limit."""
+    def text(self, comment: str = "", more: Sequence[str] = ()) -> str:
+        """A whole file: unsatisfiable when no order is within the limit. `more`: clauses about lazy ranks."""
         notes = [f"; {line}" for line in comment.splitlines()]
-        return "\n".join((*notes, "(set-logic QF_LIA)", *self.declared, *self.lines, "(check-sat)", ""))
+        return "\n".join((*notes, "(set-logic QF_LIA)", *self.declared, *self.lines, *more, "(check-sat)", ""))
 
     def assertions(self) -> str:
         return "\n".join((*self.declared, *self.lines))
@@ -100,7 +112,10 @@ class Formula:
         kinds = sorted(model.kind[first] for first, last in model.strands[r] if first < last)
         if ordered and kinds == sorted((int(Kind.F), int(Kind.I), int(Kind.W))):
             self._memory_of_one_chunk(r, room)
-        elif not ordered or kinds != sorted((int(Kind.F), int(Kind.B))):
+        elif ordered and all(self._one_kind(pair) for pair in model.strands[r]):
+            if len(kinds) > 2:
+                self.lazy.append(r)
+        else:
             self._memory_by_sums(r, room)
         # F and B of one chunk: the precedences that memory forces say it all.
 
@@ -121,6 +136,45 @@ class Formula:
                 more: Literal = self.literal(inputs[0] + done, f) if done < j else False
                 enough: Literal = self.literal(weights[0] + needed - 1, f) if needed <= done else False
                 self._either(more, enough)
+
+    def _one_kind(self, pair: tuple[int, int]) -> bool:
+        return len({(self.model.kind[row], self.model.operations[row].stage) for row in range(*pair)}) <= 1
+
+    def overfull(self, r: int, order: Sequence[int]) -> Iterator[list[Literal]]:
+        """For every F of an order that does not fit: what of it must change, as a clause; one of these is to hold.
+
+        Fewer of a strand that takes must come before F, or more of one that gives: one literal a strand says so.
+        """
+        model = self.model
+        room = model.room[r]
+        assert room is not None
+        counts = [0] * len(model.strands[r])
+        held = 0
+        for row in order:
+            over = held + model.take[row] - room
+            if model.take[row] and over > 0:
+                yield self._relief(r, row, counts, over - 1)
+            counts[model.strand[row]] += 1
+            held += model.take[row] - model.give[row]
+
+    def _relief(self, r: int, f: int, counts: Sequence[int], spare: int) -> list[Literal]:
+        """`spare`: so much less would still be too much, so that the clause may ask for more."""
+        model = self.model
+        clause: list[Literal] = []
+        for k, (first, last) in enumerate(model.strands[r]):
+            if k == model.strand[f] or first == last:
+                continue
+            at, size = counts[k], model.give[first] - model.take[first]
+            if size > 0:
+                more = min(spare // size, last - first - at)
+                spare -= more * size
+                if first + at + more < last:
+                    clause.append(self.literal(first + at + more, f))
+            elif size < 0 and at:
+                fewer = min(spare // -size, at - 1)
+                spare -= fewer * -size
+                clause.append(negated(self.literal(first + at - 1 - fewer, f)))
+        return [literal for literal in clause if literal is not False]
 
     def _either(self, *options: Literal) -> None:
         if any(option is True for option in options):

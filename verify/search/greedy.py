@@ -20,7 +20,7 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True)
 class Habit:
-    """Of one rank. Waits are in hundredths of the duration of what it could start instead; 100 is "rather than delay it".
+    """Of one rank. Waits are in hundredths of the duration of what it could start instead; 100: rather than delay it.
 
     `hold_forward`: wait so long for an I instead of starting an F. `wait_for_backward`, `wait_for_forward`: wait for an
     I (F) instead of starting a W; `wait_at_end`: the same for an I when no F is left. `forward_first`: F before I where

@@ -59,8 +59,11 @@ def program_of(problem: Problem, orders: Orders) -> Program:
         span=np.zeros(len(rows), np.int64),
         spans=(Span(source, 0, 0),),
         costs=Costs(
-            *(times(kind) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)),
-            send=tuple(value * problem.time_unit for value in problem.send),
+            times(Kind.F),
+            times(Kind.B),
+            times(Kind.I),
+            times(Kind.W),
+            tuple(value * problem.time_unit for value in problem.send),
         ),
         memory=Memory(
             activation=sizes(problem.activation),

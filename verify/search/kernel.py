@@ -10,9 +10,8 @@ Under the real costs the order alone is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
 
 from pipedsl.program import Kind
 from verify.search.model import Model
@@ -20,160 +19,168 @@ from verify.search.model import Model
 
 @dataclass(frozen=True)
 class Layout:
-    """Chunks of a placement in the order of their stages; `rank[s]` of each stage. `slots`: of F, I (or B), W."""
+    """Stages that are chunks: one on every rank, up or down. `slots`: of F, of I (or B), of W (0 for B)."""
 
     ranks: int
     rank: tuple[int, ...]
-    chunk: tuple[int, ...]
     slots: tuple[int, int, int]
     split: bool
+
+    def chunk(self, stage: int) -> int:
+        return stage // self.ranks
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """`time[kind][s]`: the slot where a microbatch runs it; `period` in slots. `held`: per rank, the most it holds."""
+    """`time[kind][s]`: the slot where a microbatch runs it; `period` and `length` in slots."""
 
     period: int
     time: dict[Kind, tuple[int, ...]]
     length: int
-    held: tuple[int, ...]
 
 
 def layout_of(model: Model) -> Layout | None:
-    """None where the stages are not chunks that cover every rank once, in order up or down, or ranks are not in order."""
+    """None where the stages are not such chunks, or their orders are not fully open."""
     problem = model.problem
     p, stages = problem.ranks, problem.stages
     if not stages or stages % p:
         return None
-    for first in range(0, stages, p):
-        block = problem.placement[first : first + p]
-        if block not in (tuple(range(p)), tuple(range(p - 1, -1, -1))):
-            return None
-    kinds = {Kind(model.kind[a]) for pairs in model.strands for a, b in pairs if a < b}
-    if any(len({(model.kind[x], model.operations[x].stage) for x in range(a, b)}) > 1 for q in model.strands for a, b in q):
+    ways = (tuple(range(p)), tuple(range(p - 1, -1, -1)))
+    if any(problem.placement[first : first + p] not in ways for first in range(0, stages, p)):
         return None
+    kinds = set()
+    for pairs in model.strands:
+        for first, last in pairs:
+            if len({(model.kind[row], model.operations[row].stage) for row in range(first, last)}) > 1:
+                return None
+            kinds |= {Kind(model.kind[row]) for row in range(first, min(last, first + 1))}
     split = Kind.I in kinds
-    if split and Kind.B in kinds:
+    if split == (Kind.B in kinds):
         return None
-    means = [
-        sum(problem.duration[kind]) / stages if kind in kinds else 0.0
-        for kind in (Kind.F, Kind.I if split else Kind.B, Kind.W)
-    ]
-    least = min((value for value in means if value), default=1.0)
-    f, b, w = (max(1, min(3, round(value / least))) if value else 0 for value in means)
-    return Layout(p, problem.placement, tuple(s // p for s in range(stages)), (f, b, w), split)
+    used = (Kind.F, Kind.I, Kind.W) if split else (Kind.F, Kind.B)
+    totals = [sum(problem.duration[kind]) for kind in used]
+    least = min((total for total in totals if total), default=1)
+    slots = [max(1, min(3, round(total / least))) for total in totals]
+    return Layout(p, problem.placement, (slots[0], slots[1], slots[2] if split else 0), split)
 
 
-def patterns(model: Model, layout: Layout, period: int, most: int) -> Iterator[Pattern]:
-    """Patterns of a period that keep to the caps, up to `most` tries of a step; those with short steps first."""
-    problem = model.problem
-    p, stages = layout.ranks, len(layout.rank)
-    f, b, w = layout.slots
-    full = (1 << period) - 1
-    chain = [(Kind.F, s) for s in range(stages)] + [(Kind.B, s) for s in range(stages - 1, -1, -1)]
-    # Steps that are free: one a chunk and direction, one at every change; None where it repeats the one before.
-    groups: list[list[int]] = []
-    for at, (kind, s) in enumerate(chain):
-        if at == 0:
-            continue
-        before_kind, before = chain[at - 1]
-        if before_kind == kind and layout.chunk[before] == layout.chunk[s]:
-            if groups and groups[-1][0] == 1 and len(groups[-1]) > 1 and _same(chain, groups[-1][-1], at, layout):
-                groups[-1].append(at)
+def patterns(model: Model, layout: Layout, period: int, tries: int) -> Iterator[Pattern]:
+    """Patterns of a period that keep to the caps, those of short steps first. At most `tries` steps are looked at."""
+    return _Enumeration(model, layout, period, tries).patterns()
+
+
+class _Enumeration:
+    """Depth first: how far apart the stages of each chunk are, forward and backward, and each change of chunk.
+
+    `chain`: a microbatch's F in order and then its backwards. `steps`: places of the chain that share one distance to
+    the place before. `busy`: per rank, the slots modulo the period that are taken.
+    """
+
+    def __init__(self, model: Model, layout: Layout, period: int, tries: int) -> None:
+        self.model, self.layout, self.period, self.left = model, layout, period, tries
+        stages = len(layout.rank)
+        self.chain = [(True, s) for s in range(stages)] + [(False, s) for s in range(stages - 1, -1, -1)]
+        self.steps: list[list[int]] = []
+        last = None
+        for at in range(1, len(self.chain)):
+            (forward, s), (before_forward, before) = self.chain[at], self.chain[at - 1]
+            same = forward == before_forward and layout.chunk(s) == layout.chunk(before)
+            name = (forward, layout.chunk(s)) if same else None
+            if name is not None and name == last:
+                self.steps[-1].append(at)
             else:
-                groups.append([1, at])
-        else:
-            groups.append([0, at])
-    steps = [group[1:] for group in groups]
-    busy = [0] * p
-    time = [0] * len(chain)
-    left = [most]
+                self.steps.append([at])
+            last = name
+        self.time = [0] * len(self.chain)
+        self.busy = [0] * layout.ranks
+        self.busy[layout.rank[0]] |= self._mask(0, layout.slots[0])
 
-    def block(start: int, length: int) -> int:
-        mask = ((1 << length) - 1) << (start % period)
-        return (mask | mask >> period) & full
+    def patterns(self) -> Iterator[Pattern]:
+        stages = len(self.layout.rank)
+        for _ in self._extend(0):
+            forward = tuple(self.time[:stages])
+            backward = tuple(self.time[2 * stages - 1 - s] for s in range(stages))
+            weights = self._weights(backward)
+            if weights is None or not self._fits(forward, backward, weights):
+                continue
+            time = {Kind.F: forward}
+            if self.layout.split:
+                time |= {Kind.I: backward, Kind.W: weights}
+            else:
+                time[Kind.B] = backward
+            yield Pattern(self.period, time, max(map(max, time.values())))
 
-    busy[layout.rank[0]] |= block(0, f)
+    def _mask(self, start: int, length: int) -> int:
+        """The slots of an operation modulo the period, as bits."""
+        bits = ((1 << length) - 1) << (start % self.period)
+        return (bits | bits >> self.period) & ((1 << self.period) - 1)
 
-    def extend(level: int) -> Iterator[None]:
-        if level == len(steps):
-            yield None
+    def _length(self, at: int) -> int:
+        return self.layout.slots[0 if self.chain[at][0] else 1]
+
+    def _extend(self, level: int) -> Iterator[None]:
+        """Every way to place what is left of the chain; `time` and `busy` hold it meanwhile."""
+        if level == len(self.steps):
+            yield
             return
-        group = steps[level]
-        for extra in range(period):
-            if left[0] <= 0:
+        for wait in range(self.period):
+            self.left -= 1
+            if self.left < 0:
                 return
-            left[0] -= 1
             placed = []
-            good = True
-            for at in group:
-                kind, s = chain[at]
-                length = f if kind == Kind.F else b
-                before = f if chain[at - 1][0] == Kind.F else b
-                time[at] = time[at - 1] + before + extra
-                mask = block(time[at], length)
-                r = layout.rank[s]
-                if busy[r] & mask:
-                    good = False
+            for at in self.steps[level]:
+                self.time[at] = self.time[at - 1] + self._length(at - 1) + wait
+                rank = self.layout.rank[self.chain[at][1]]
+                mask = self._mask(self.time[at], self._length(at))
+                if self.busy[rank] & mask:
                     break
-                busy[r] |= mask
-                placed.append((r, mask))
-            if good:
-                yield from extend(level + 1)
-            for r, mask in placed:
-                busy[r] ^= mask
+                self.busy[rank] |= mask
+                placed.append((rank, mask))
+            else:
+                yield from self._extend(level + 1)
+            for rank, mask in placed:
+                self.busy[rank] ^= mask
 
-    for _ in extend(0):
-        forward = tuple(time[:stages])
-        backward = tuple(time[2 * stages - 1 - s] for s in range(stages))
-        found = _finish(problem.activation, problem.held_by_w, model.room, layout, period, forward, backward, list(busy), block)
-        if found is not None:
-            yield found
-
-
-def _same(chain: Sequence[tuple[Kind, int]], a: int, b: int, layout: Layout) -> bool:
-    return chain[a][0] == chain[b][0] and layout.chunk[chain[a][1]] == layout.chunk[chain[b][1]] and b == a + 1
-
-
-def _finish(activation, held_by_w, room, layout, period, forward, backward, busy, block) -> Pattern | None:  # type: ignore[no-untyped-def]
-    """Place W as early as there is room; None where the caps do not hold."""
-    f, b, w = layout.slots
-    stages = len(forward)
-    weights = [0] * stages
-    if layout.split:
-        for s in sorted(range(stages), key=lambda s: backward[s]):
-            r = layout.rank[s]
-            for wait in range(period):
-                mask = block(backward[s] + b + wait, w)
-                if not busy[r] & mask:
-                    busy[r] |= mask
-                    weights[s] = backward[s] + b + wait
+    def _weights(self, backward: tuple[int, ...]) -> tuple[int, ...] | None:
+        """W as early as there is room after its I; None where there is none."""
+        found = [0] * len(backward)
+        if not self.layout.split:
+            return tuple(found)
+        _, inputs, length = self.layout.slots
+        busy = list(self.busy)
+        for s in sorted(range(len(backward)), key=backward.__getitem__):
+            rank = self.layout.rank[s]
+            for start in range(backward[s] + inputs, backward[s] + inputs + self.period):
+                mask = self._mask(start, length)
+                if not busy[rank] & mask:
+                    busy[rank] |= mask
+                    found[s] = start
                     break
             else:
                 return None
-    on = [[s for s in range(stages) if layout.rank[s] == r] for r in range(layout.ranks)]
-    held = []
-    for r, mine in enumerate(on):
-        most = 0
-        for s in mine:
-            t, total = forward[s], 0
-            for u in mine:
-                started = (t - forward[u]) // period
-                ended = (t - backward[u] - b) // period
-                if layout.split:
-                    done = (t - weights[u] - w) // period
-                    total += (started - ended) * activation[u] + (ended - done) * held_by_w[u]
-                else:
-                    total += (started - ended) * activation[u]
-            most = max(most, total)
-        if room[r] is not None and most > room[r]:
-            return None
-        held.append(most)
-    time = {Kind.F: forward, (Kind.I if layout.split else Kind.B): backward}
-    if layout.split:
-        time[Kind.W] = tuple(weights)
-    length = max(max(x) for x in time.values())
-    return Pattern(period, time, length, tuple(held))
+        return tuple(found)
+
+    def _fits(self, forward: tuple[int, ...], backward: tuple[int, ...], weights: tuple[int, ...]) -> bool:
+        """Whether in the steady state no F finds more than its rank may hold."""
+        problem, period = self.model.problem, self.period
+        _, inputs, length = self.layout.slots
+        on: list[list[int]] = [[] for _ in range(self.layout.ranks)]
+        for s, rank in enumerate(self.layout.rank):
+            on[rank].append(s)
+        for room, stages in zip(self.model.room, on, strict=True):
+            if room is None:
+                continue
+            for now in (forward[s] for s in stages):
+                held = 0
+                for s in stages:
+                    started = (now - forward[s]) // period
+                    back = (now - backward[s] - inputs) // period
+                    held += (started - back) * problem.activation[s]
+                    if self.layout.split:
+                        held += (back - (now - weights[s] - length) // period) * problem.held_by_w[s]
+                if held > room:
+                    return False
+        return True
 
 
 def unroll(model: Model, pattern: Pattern) -> list[list[int]]:
@@ -181,5 +188,6 @@ def unroll(model: Model, pattern: Pattern) -> list[list[int]]:
     time, period = pattern.time, pattern.period
     when = [time[op.kind][op.stage] + period * op.microbatch for op in model.operations]
     return [
-        sorted((row for a, b in pairs for row in range(a, b)), key=lambda row: (when[row], row)) for pairs in model.strands
+        sorted((row for a, b in pairs for row in range(a, b)), key=lambda row: (when[row], row))
+        for pairs in model.strands
     ]

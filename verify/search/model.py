@@ -20,7 +20,8 @@ class Model:
 
     `take` at its start and `give` at its end: sizes. `local`: the operation of the same stage and microbatch that it
     needs (I and B need F, W needs I), `upstream`: the neighbouring stage's, whose data arrive `lag` after its end; -1
-    for none. `feeds`: whose `upstream` it is. `strands[r]`: (first, past the last) of each strand of rank r. `room[r]`: the cap, or None.
+    for none. `feeds`: whose `upstream` it is. `strands[r]`: (first, past the last) of each strand of rank r.
+    `room[r]`: the cap, or None.
     """
 
     problem: Problem
@@ -55,7 +56,10 @@ def model_of(problem: Problem) -> Model:
     operations = tuple(operation for rank in problem.strands for strand in rank for operation in strand)
     number = {operation: row for row, operation in enumerate(operations)}
     _check_complete(problem, operations)
-    rank, strand, last, bounds = [], [], [], []
+    rank: list[int] = []
+    strand: list[int] = []
+    last: list[bool] = []
+    bounds: list[list[tuple[int, int]]] = []
     row = 0
     for r, strands in enumerate(problem.strands):
         bounds.append([])

@@ -36,7 +36,7 @@ class Objective(Enum):
 
 
 class Infeasible(Exception):
-    """No order keeps to the caps. `rank` cannot, whatever it does (-1: several together cannot); 0 or what it `needed`."""
+    """No order keeps to the caps. `rank` cannot; -1: several together. It needs at least `needed`; 0: unknown."""
 
     def __init__(self, rank: int, needed: int, reason: str) -> None:
         self.rank, self.needed, self.reason = rank, needed, reason
@@ -87,7 +87,9 @@ class Problem:
         return replace(self, objective=objective)
 
 
-def open_strands(placement: Sequence[int], ranks: int, microbatches: int, split: bool = True) -> tuple[tuple[Strand, ...], ...]:
+def open_strands(
+    placement: Sequence[int], ranks: int, microbatches: int, split: bool = True
+) -> tuple[tuple[Strand, ...], ...]:
     """The fully open orders: per rank and stage on it one strand of F, one of I and one of W (of F and of B)."""
     kinds = (Kind.F, Kind.I, Kind.W) if split else (Kind.F, Kind.B)
     return tuple(

@@ -9,7 +9,7 @@ from verify.search.bounds import Bound, lower_bound
 from verify.search.exact import Answer, decide
 from verify.search.model import model_of
 from verify.search.problem import Infeasible, Objective, Problem
-from verify.search.solve import Budget, NothingFound, Solution, solve
+from verify.search.solve import DEFAULT, Budget, NothingFound, Solution, solve
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ def smallest_feasible_cap(problem: Problem) -> Fraction:
 
 
 def smallest_cap_without_bubble(
-    problem: Problem, *, budget: Budget = Budget(), seed: int = 0, largest: Fraction | None = None
+    problem: Problem, *, budget: Budget = DEFAULT, seed: int = 0, largest: Fraction | None = None
 ) -> SmallestCap | None:
     """The smallest cap, the same for all ranks, for which the busiest rank's work is the largest span; None for none.
 
     Caps are tried upwards, from the smallest that no bound rules out; each step is a refutation or it is not proved.
     """
-    load = max((sum(problem.duration[op.kind][op.stage] for strand in rank for op in strand) for rank in problem.strands),
-               default=0)  # fmt: skip
+    loads = [sum(problem.duration[op.kind][op.stage] for strand in rank for op in strand) for rank in problem.strands]
+    load = max(loads, default=0)
     aim = problem.with_objective(Objective.SPAN)
     smallest = smallest_feasible_cap(problem)
     whole = [0] * problem.ranks

@@ -1,4 +1,4 @@
-"""The best order that a budget finds, and how good it is at least: bounds, habits, then z3 where that may close the gap.
+"""The best order that a budget finds, and how good it is: bounds, habits, steady states, moves, and z3 for the rest.
 
 Everything is counted in work, not in seconds, so the same problem, budget and seed give the same answer; `seconds` is
 an outer stop that keeps the best so far.
@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
 from verify.search.exact import Answer, decide
+from verify.search.greedy import Habit
 from verify.search.improve import improve
 from verify.search.judge import Judgement, judge
 from verify.search.model import Model, fits, model_of, run
@@ -42,6 +44,9 @@ class Budget:
 
     work: float = 60
     seconds: float | None = None
+
+
+DEFAULT = Budget()
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,7 @@ class NothingFound(Exception):
 class _Search:
     """What is known so far."""
 
-    def __init__(
-        self, problem: Problem, budget: Budget, seed: int, progress: Callable[[Step], None] | None
-    ) -> None:
+    def __init__(self, problem: Problem, budget: Budget, seed: int, progress: Callable[[Step], None] | None) -> None:
         self.problem, self.seed, self.progress = problem, seed, progress
         self.model: Model = model_of(problem)
         self.budget = budget
@@ -95,7 +98,7 @@ class _Search:
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = FAR
-        self.habits: tuple = ()
+        self.habits: tuple[Habit, ...] = ()
         self.best_bound: Bound = lower_bound(self.model)
         self.low = self.best_bound.value
         self.refuted = False
@@ -111,6 +114,10 @@ class _Search:
     @property
     def done(self) -> bool:
         return self.value <= self.low
+
+    @property
+    def next_seed(self) -> int:
+        return self.seed + len(self.log)
 
     @property
     def left(self) -> float:
@@ -130,7 +137,7 @@ class _Search:
 
 
 def solve(
-    problem: Problem, *, budget: Budget = Budget(), seed: int = 0, progress: Callable[[Step], None] | None = None
+    problem: Problem, *, budget: Budget = DEFAULT, seed: int = 0, progress: Callable[[Step], None] | None = None
 ) -> Solution:
     """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none."""
     search = _Search(problem, budget, seed, progress)
@@ -159,7 +166,7 @@ def _tune(search: _Search, share: float) -> None:
     def notice(found: Tuned) -> None:
         search.take(found.rows, "habits")
 
-    found = tune(model, search.low, tries, search.seed + len(search.log), search.stop, search.habits or None, notice)
+    found = tune(model, search.low, tries, search.next_seed, search.stop, search.habits or None, notice)
     search.work += cost * (tries if found is None else found.tried)
     if found is not None:
         search.habits = found.habits
@@ -193,10 +200,8 @@ def _improve(search: _Search, share: float) -> None:
         return
     cost = max(1, len(search.model)) * MOVE / SCHEDULED
     moves = max(1, int(min(share, search.left) / cost))
-    used = improve(
-        search.model, search.rows, search.low, moves, search.seed + len(search.log), search.stop,
-        lambda rows: search.take(rows, "moves"),
-    )  # fmt: skip
+    notice = partial(search.take, by="moves")
+    used = improve(search.model, search.rows, search.low, moves, search.next_seed, search.stop, notice)
     search.work += cost * used
 
 
@@ -207,11 +212,8 @@ def _place(search: _Search, states: list[Steady], share: float) -> None:
         if search.done or search.left <= 0.01:
             return
         tries = max(1, int(min(share, search.left) / len(states) / cost))
-        name = f"steady state of period {state.pattern.period}"
-        used = place_weights(
-            search.model, state, search.low, tries, search.seed + len(search.log), search.stop,
-            lambda rows, name=name: search.take(rows, name),
-        )  # fmt: skip
+        notice = partial(search.take, by=f"steady state of period {state.pattern.period}")
+        used = place_weights(search.model, state, search.low, tries, search.next_seed, search.stop, notice)
         search.work += cost * (used + 1)
 
 

@@ -51,7 +51,13 @@ def steady_states(model: Model) -> list[Steady]:
 
 
 def place_weights(
-    model: Model, steady: Steady, goal: int, tries: int, seed: int, stop: float, notice: Callable[[list[list[int]]], None]
+    model: Model,
+    steady: Steady,
+    goal: int,
+    tries: int,
+    seed: int,
+    stop: float,
+    notice: Callable[[list[list[int]]], None],
 ) -> int:
     """The pattern's order of F and I, with W placed by habits. Answers how many schedules were tried."""
     rows = fill(model, unroll(model, steady.pattern))
@@ -74,7 +80,9 @@ def _merged(model: Model, order: list[int]) -> tuple[tuple[Operation, ...], ...]
 
 
 def _shorter(problem: Problem, microbatches: int) -> Problem:
-    split = any(operation.kind == Kind.W for strands in problem.strands for strand in strands for operation in strand[:1])
+    split = any(
+        operation.kind == Kind.W for strands in problem.strands for strand in strands for operation in strand[:1]
+    )
     strands = open_strands(problem.placement, problem.ranks, microbatches, split)
     return replace(problem, microbatches=microbatches, strands=strands)
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from time import monotonic
+from typing import Any
 
 from verify.search.greedy import Habit, list_schedule
-from verify.search.model import Model, Run, run
+from verify.search.model import Model, run
 
 Score = tuple[int, int]
 
@@ -108,5 +109,10 @@ def _changed(habits: tuple[Habit, ...], draw: random.Random) -> tuple[Habit, ...
         name, values = _CHOICES[pick]
         value = draw.choice(values)
         for r in range(start, start + length):
-            found[r] = replace(found[r], **{name: bool(value) if name.endswith("first") else value})
+            found[r] = _with(found[r], name, value)
     return tuple(found)
+
+
+def _with(habit: Habit, name: str, value: int) -> Habit:
+    changes: dict[str, Any] = {name: bool(value) if name.endswith("first") else value}
+    return replace(habit, **changes)

@@ -17,7 +17,7 @@ from verify.search.problem import Infeasible, Objective
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """`earliest` and `latest` start of every row; `before[y]`: pairs (x, gap): y starts no sooner than gap after x ends."""
+    """`earliest` and `latest` start of every row. `before[y]`: (x, gap): y starts no sooner than gap after x ends."""
 
     model: Model
     earliest: list[int]
@@ -70,7 +70,14 @@ def narrow(model: Model, limit: int, extra: Sequence[tuple[int, int]] = (), roun
 
 
 def _ordered(
-    duration: list[int], earliest: list[int], latest: list[int], a: int, b: int, c: int, d: int, known: set[tuple[int, int]]
+    duration: list[int],
+    earliest: list[int],
+    latest: list[int],
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    known: set[tuple[int, int]],
 ) -> list[tuple[int, int]]:
     """For each y of the second strand the last x of the first that must come before it: y cannot come before x."""
     found = []

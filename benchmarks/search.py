@@ -1,0 +1,218 @@
+"""What the search finds and proves on the cases that others published or solved, and how long it takes.
+
+    python benchmarks/search.py                           # all parts: more than an hour
+    python benchmarks/search.py --parts optima,caps       # some of them
+    python benchmarks/search.py --cases FILE --work 60 --largest 1024
+
+Cases are in `tests/cases/search.json` and `zb_paper.json`. A row says the case, the value found, the best proven lower
+bound, what proves that no order is better, what others have, the gap to the bound and the seconds. `worse` marks a row
+in which others are better, `over` one that takes longer than is wanted. Exit status 1 where any row has one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+# In place of this folder, whose verify.py has the verifier's name.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+from pipedsl.program import Costs  # noqa: E402
+from verify.search import (  # noqa: E402
+    Budget,
+    Objective,
+    Problem,
+    make_problem,
+    smallest_cap_without_bubble,
+    solve,
+    uniform_costs,
+)
+
+CASES = ROOT / "tests" / "cases"
+EQUAL = {"F": "1", "I": "1", "W": "1", "send": "0"}
+OTHER = {"F": "1", "I": "1", "W": "0.7", "send": "0.1"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """`known`: what others have; `most`: the largest gap that is wanted, None for any; `proved`: whether a proof is."""
+
+    name: str
+    problem: Problem
+    known: Fraction | None = None
+    most: Fraction | None = None
+    proved: bool = False
+    seconds: float = 120
+
+
+def linear(
+    p: int, m: int, costs: dict[str, str], cap: object, held: object = 1, objective: str = "makespan"
+) -> Problem:
+    return make_problem(
+        placement=range(p),
+        microbatches=m,
+        costs=uniform_costs(p, costs["F"], costs["I"], costs["W"], costs["send"]),
+        cap=None if cap is None else Fraction(str(cap)),
+        held_by_w=Fraction(str(held)),
+        objective=Objective(objective),
+    )
+
+
+def vee(p: int, m: int, costs: dict[str, str], cap: object, objective: str) -> Problem:
+    half = {name: str(Fraction(value) / 2) for name, value in costs.items()}
+    return make_problem(
+        placement=[*range(p), *reversed(range(p))],
+        microbatches=m,
+        costs=uniform_costs(2 * p, half["F"], half["I"], half["W"], costs["send"]),
+        activation=Fraction(1, 2),
+        cap=Fraction(str(cap)),
+        objective=Objective(objective),
+    )
+
+
+def named(p: int, m: int, costs: dict[str, str], cap: object, held: object, objective: str) -> str:
+    times = "/".join(costs[name] for name in ("F", "I", "W", "send"))
+    return f"p={p} m={m} {times} cap {float(Fraction(str(cap))):g} held {held} {objective}"
+
+
+def optima(cases: dict) -> Iterator[Row]:
+    for case in cases["optima"]:
+        args = (case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], case["minimize"])
+        yield Row(named(*args), linear(*args), Fraction(str(case["best_known"])), proved=case["proved"], seconds=60)
+
+
+def every_cap(cases: dict) -> Iterator[Row]:
+    """All caps of pipelines that are to be proved within a minute."""
+    for p, m in ((4, 12), (8, 16)):
+        for held in ("1", "0.5"):
+            for cap in range(1, 2 * p + 1):
+                args = (p, m, EQUAL, cap, held, "makespan")
+                yield Row(named(*args), linear(*args), proved=True, seconds=60)
+    uneven = {"F": "1.3", "I": "1.7", "W": "0.9", "send": "0.15"}
+    for held in ("1", "0.5"):
+        for cap in range(1, 9):
+            args = (4, 12, uneven, cap, held, "makespan")
+            yield Row(named(*args), linear(*args), proved=True, seconds=60)
+
+
+def heuristic(cases: dict) -> Iterator[Row]:
+    names = {"A": EQUAL, "B": OTHER}
+    for case in cases["published_heuristic_under_tight_caps"]:
+        args = (case["p"], case["m"], names[case["cost"]], case["cap"], 1, "makespan")
+        yield Row(named(*args), linear(*args), Fraction(str(case["heuristic"])))
+    for case in cases["published_heuristic"]:
+        for objective in ("makespan", "span"):
+            args = (case["p"], case["m"], case["cost"], case["cap"], case["held_by_w"], objective)
+            yield Row(named(*args), linear(*args), Fraction(str(case["published_heuristic"][objective])))
+
+
+def uneven(cases: dict) -> Iterator[Row]:
+    """Eight ranks of different speed."""
+    speed = [Fraction(value, 10) for value in (12, 10, 10, 11, 9, 10, 10, 14)]
+    costs = Costs(
+        tuple(speed), tuple(2 * v for v in speed), tuple(speed), tuple(speed), (Fraction(1, 10),) * len(speed)
+    )
+    for cap in range(4, 17, 2):
+        problem = make_problem(placement=range(8), microbatches=32, costs=costs, cap=cap)
+        yield Row(f"p=8 m=32 per-stage costs cap {cap}", problem, most=Fraction(2, 100))
+
+
+def large(cases: dict) -> Iterator[Row]:
+    for p, m in ((32, 256), (64, 512)):
+        for costs in (EQUAL, OTHER):
+            for cap, most in ((p, 1), (2 * p, 1), (p // 2, 5)):
+                args = (p, m, costs, cap, 1, "makespan")
+                yield Row(named(*args), linear(*args), most=Fraction(most, 100))
+
+
+def chunks(cases: dict) -> Iterator[Row]:
+    for case in cases["v_placement"]:
+        for objective in ("makespan", "span"):
+            args = (case["p"], case["m"], case["cost_per_whole_stage"], case["peak_whole_stages"])
+            name = f"{case['schedule']} {named(*args, 1, objective)}"
+            yield Row(name, vee(*args, objective), Fraction(str(case[objective])))
+
+
+def paper(cases: dict) -> Iterator[Row]:
+    """The span that the published bubble rate comes to, which is rounded to four places."""
+    for row in json.loads((CASES / "zb_paper.json").read_text())["rows"]:
+        costs = {name: str(value) for name, value in row["cost_ms"].items()}
+        load = row["m"] * sum(Fraction(costs[name]) for name in ("F", "I", "W"))
+        span = load / (1 - Fraction(str(row["span_bubble"]["search_cap_2p"])) - Fraction(5, 100_000))
+        args = (row["p"], row["m"], costs, 2 * row["p"], "0.5", "span")
+        yield Row(f"{row['model']} {named(*args)}", linear(*args), span)
+
+
+PARTS: dict[str, Callable[[dict], Iterator[Row]]] = {
+    "optima": optima,
+    "every_cap": every_cap,
+    "heuristic": heuristic,
+    "uneven": uneven,
+    "large": large,
+    "chunks": chunks,
+    "paper": paper,
+}
+
+
+def caps(work: float) -> bool:
+    """The smallest cap with no span bubble, with its proof."""
+    fine = True
+    for p in range(2, 9):
+        begin = time.perf_counter()
+        found = smallest_cap_without_bubble(linear(p, 2 * p + 1, EQUAL, None), budget=Budget(work))
+        right = found is not None and found.proved and found.cap == 2 * p - 1
+        fine = fine and right
+        text = "none" if found is None else f"{found.cap} ({'proved' if found.proved else 'not proved'}: {found.why})"
+        print(f"smallest cap with no span bubble, p={p}: {text}  {time.perf_counter() - begin:.1f} s", flush=True)
+    return fine
+
+
+def show(row: Row, work: float) -> bool:
+    begin = time.perf_counter()
+    found = solve(row.problem, budget=Budget(work, row.seconds))
+    seconds = time.perf_counter() - begin
+    marks = []
+    if row.known is not None and found.value > row.known:
+        marks.append("worse")
+    if (row.most is not None and found.gap > row.most) or (row.proved and found.proof is None):
+        marks.append("over")
+    proof = found.proof.value if found.proof is not None else "-"
+    known = "-" if row.known is None else f"{float(row.known):.6g}"
+    print(
+        f"{row.name:66}{float(found.value):>11.6g}{float(found.bound):>11.6g} {proof:11}{known:>9}"
+        f"{float(found.gap):>8.2%}{seconds:>7.1f} {' '.join(marks)}",
+        flush=True,
+    )
+    return not marks
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--parts", default=",".join((*PARTS, "caps")))
+    options.add_argument("--cases", type=Path, default=CASES / "search.json")
+    options.add_argument("--work", type=float, default=100, help="about seconds for each row")
+    options.add_argument("--smallest", type=int, default=0, help="p * m of the smallest case")
+    options.add_argument("--largest", type=int, default=1 << 30, help="p * m of the largest case")
+    given = options.parse_args()
+    cases = json.loads(given.cases.read_text())
+    fine = True
+    for part in given.parts.split(","):
+        if part == "caps":
+            fine &= caps(given.work)
+            continue
+        print(f"\n{part:66}{'found':>11}{'bound':>11} {'proof':11}{'others':>9}{'gap':>8}{'s':>7}")
+        for row in PARTS[part](cases):
+            if given.smallest <= row.problem.ranks * row.problem.microbatches <= given.largest:
+                fine &= show(row, given.work)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
