@@ -24,8 +24,9 @@ class Habit:
 
     `hold_forward`: wait so long for an I instead of starting an F. `wait_for_backward`, `wait_for_forward`: wait for an
     I (F) instead of starting a W; `wait_at_end`: the same for an I when no F is left. `forward_first`: F before I where
-    both may start. `most_in_flight`: F that may be started and not have had their I. `shallow_first`: of two chunks the
-    earlier stage's F first.
+    both may start. `most_in_flight`: F that may be started and not have had their I. `most_waiting`: W that may wait
+    while there are F left; one more, and a W comes before all else. `shallow_first`: of two chunks the earlier stage's F
+    first.
     """
 
     hold_forward: int = 0
@@ -35,6 +36,7 @@ class Habit:
     forward_first: bool = False
     shallow_first: bool = False
     most_in_flight: int = 1 << 30
+    most_waiting: int = 1 << 30
 
 
 def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | None:
@@ -53,20 +55,21 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
     order: list[list[int]] = [[] for _ in range(ranks)]
     forwards = [sum(kind[row] == _F for a, b in pairs for row in range(a, b)) for pairs in model.strands]
     flying = [0] * ranks
+    pending = [0] * ranks
     clock = [0] * ranks
     asleep = [True] * ranks
     remaining = len(model)
     events = [(0, r) for r in range(ranks)]
     settings = [
         (h.hold_forward, h.wait_for_backward, h.wait_for_forward, h.wait_at_end, h.forward_first,
-         -1 if h.shallow_first else 1, h.most_in_flight)
+         -1 if h.shallow_first else 1, h.most_in_flight, h.most_waiting)
         for h in habits
     ]  # fmt: skip
     while events:
         time, r = heappop(events)
         if time < clock[r]:
             continue
-        hold, wait_b, wait_f, wait_end, forward_first, deep, most = settings[r]
+        hold, wait_b, wait_f, wait_end, forward_first, deep, most, late = settings[r]
         best_f = best_b = best_w = -1
         next_f = next_b = _NEVER
         head, stop = heads[r], stops[r]
@@ -104,7 +107,9 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
             elif best_b < 0 or stage[row] < stage[best_b]:
                 best_b = row
         pick = -1
-        if best_b >= 0 and (best_f < 0 or not forward_first):
+        if best_w >= 0 and pending[r] > late and forwards[r]:
+            pick = best_w
+        elif best_b >= 0 and (best_f < 0 or not forward_first):
             pick = best_b
         elif best_f >= 0:
             if (next_b - time) * 100 >= hold * duration[best_f]:
@@ -136,6 +141,9 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
             flying[r] += 1
         elif what != _W:
             flying[r] -= 1
+            pending[r] += what == _I
+        else:
+            pending[r] -= 1
         asleep[r] = False
         heappush(events, (finish, r))
         other = feeds[pick]

@@ -17,7 +17,8 @@ from verify.search.problem import Operation, Problem, open_strands
 from verify.search.tune import Tuned, tune
 
 TRIES = 200_000  # steps of a pattern that are tried for one period
-KEPT = 200  # patterns of one period that are compared
+KEPT = 200  # patterns of one period that are compared, at most
+COMPARED = 1_500_000  # operations that all comparisons of one period together may put in order, about
 LONGER = 5  # periods above the load of a rank that are tried
 
 
@@ -40,9 +41,10 @@ def steady_states(model: Model) -> list[Steady]:
     small = min(problem.microbatches, 3 * problem.ranks)
     half = max(1, small // 2)
     models = [model_of(_shorter(problem, m)) for m in sorted({half, small})]
+    kept = max(16, min(KEPT, COMPARED // sum(map(len, models))))
     found: list[Steady] = []
     for period in range(shortest, shortest + LONGER):
-        for pattern in islice(patterns(model, layout, period, TRIES), KEPT):
+        for pattern in islice(patterns(model, layout, period, TRIES), kept):
             estimate = _estimate(models, pattern, problem.microbatches)
             if estimate is not None:
                 found.append(Steady(pattern, estimate))

@@ -36,6 +36,11 @@ def starting_habits() -> Iterator[Habit]:
     yield Habit(0, 100, 100, 100, True)
     yield Habit(0, 0, 0, 0, True)
     yield Habit(0, 100, 100, 100, False, True)
+    yield Habit(0, 100, 100, 100, most_waiting=0)
+    yield Habit(0, 0, 0, 0, most_waiting=0)
+    yield Habit(0, 100, 100, 100, True, most_waiting=0)
+    yield Habit(0, 0, 0, 0, True, most_waiting=0)
+    yield Habit(0, 0, 0, 0, most_waiting=1)
 
 
 def score_of(model: Model, rows: list[list[int]]) -> Score | None:
@@ -89,6 +94,7 @@ _CHOICES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("wait_at_end", (0, 50, 100)),
     ("forward_first", (0, 1)),
     ("shallow_first", (0, 1)),
+    ("most_waiting", (0, 1, 2, 4, 1 << 30)),
 )
 
 
