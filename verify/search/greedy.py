@@ -25,8 +25,8 @@ class Habit:
     `hold_forward`: wait so long for an I instead of starting an F. `wait_for_backward`, `wait_for_forward`: wait for an
     I (F) instead of starting a W; `wait_at_end`: the same for an I when no F is left. `forward_first`: F before I where
     both may start. `most_in_flight`: F that may be started and not have had their I. `most_waiting`: W that may wait
-    while there are F left; one more, and a W comes before all else. `shallow_first`: of two chunks the earlier stage's F
-    first.
+    while there are F left; one more, and a W comes before all else. `shallow_first`: of two chunks the F of the
+    earlier stage first.
     """
 
     hold_forward: int = 0
