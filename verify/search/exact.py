@@ -8,13 +8,14 @@ from enum import Enum
 from time import monotonic
 from typing import Any
 
-from verify.search.formula import Formula, Literal
+from verify.search.formula import Formula
+from verify.search.load import Literal
 from verify.search.model import Model
 from verify.search.problem import Infeasible
 from verify.search.windows import narrow
 
 # z3's own units of work that take about a second, by what it reasons with.
-UNITS = 2_000_000
+UNITS = 5_000_000
 UNITS_WITH_SUMS = 8_000_000
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 

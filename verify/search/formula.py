@@ -13,16 +13,9 @@ from itertools import combinations
 
 from pipedsl.program import Kind
 from verify.search.bounds import in_order
+from verify.search.load import Literal, load_clauses, negated
 from verify.search.model import Model
 from verify.search.windows import Window
-
-Literal = str | bool
-
-
-def negated(literal: Literal) -> Literal:
-    if isinstance(literal, bool):
-        return not literal
-    return literal[5:-1] if literal.startswith("(not ") else f"(not {literal})"
 
 
 class Formula:
@@ -48,6 +41,7 @@ class Formula:
         for r, room in enumerate(model.room):
             if room is not None:
                 self._memory(r, room, ordered[r])
+        self.lines += load_clauses(model, window, self.literal, self.names)
 
     def text(self, comment: str = "", more: Sequence[str] = ()) -> str:
         """A whole file: unsatisfiable when no order is within the limit. `more`: clauses about lazy ranks."""
@@ -173,7 +167,8 @@ class Formula:
             elif size < 0 and at:
                 fewer = min(spare // -size, at - 1)
                 spare -= fewer * -size
-                clause.append(negated(self.literal(first + at - 1 - fewer, f)))
+                before = self.literal(first + at - 1 - fewer, f)
+                clause.append(not before if isinstance(before, bool) else negated(before))
         return [literal for literal in clause if literal is not False]
 
     def _either(self, *options: Literal) -> None:
