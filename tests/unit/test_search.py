@@ -16,6 +16,7 @@ from pipedsl.program import Costs, Kind
 from verify.search import (
     Budget,
     Infeasible,
+    NothingFound,
     Objective,
     Operation,
     Problem,
@@ -299,3 +300,17 @@ def test_a_refutation_is_a_file_that_z3_refutes_by_itself() -> None:
 def test_z3_is_loaded_only_when_it_is_asked() -> None:
     code = "import sys, verify.search; assert 'z3' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_start_is_judged_and_never_made_worse() -> None:
+    problem = linear(4, 8, EQUAL, 3)
+    smaller = solve(problem.with_cap(2), budget=Budget(work=2))
+    nothing = Budget(work=0)
+    found = solve(problem, budget=nothing, start=smaller.orders)
+    assert found.orders == smaller.orders
+    assert found.value == smaller.value
+    assert found.log[-1].by == "start"
+    larger = solve(problem.with_cap(4), budget=Budget(work=2))
+    for wrong in (larger.orders, smaller.orders[::-1], smaller.orders[:-1], ((),) * 4):
+        with pytest.raises(NothingFound):
+            solve(problem, budget=nothing, start=wrong)

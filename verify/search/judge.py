@@ -92,6 +92,8 @@ def judge(problem: Problem, orders: Orders) -> Judgement:
 
 
 def _check_strands(problem: Problem, orders: Orders) -> None:
+    if len(orders) != problem.ranks:
+        raise Invalid(f"there are orders for {len(orders)} ranks and not for {problem.ranks}")
     for rank, (order, strands) in enumerate(zip(orders, problem.strands, strict=True)):
         place = {operation: (k, at) for k, strand in enumerate(strands) for at, operation in enumerate(strand)}
         next_of = [0] * len(strands)

@@ -65,7 +65,7 @@ def layout_of(model: Model) -> Layout | None:
 
 
 def patterns(model: Model, layout: Layout, period: int, tries: int) -> Iterator[Pattern]:
-    """Patterns of a period that keep to the caps, those of short steps first. At most `tries` steps are looked at."""
+    """Patterns of a period that keep to the caps, those of short steps first. At most `tries` operations are placed."""
     return _Enumeration(model, layout, period, tries).patterns()
 
 
@@ -124,11 +124,11 @@ class _Enumeration:
             yield
             return
         for wait in range(self.period):
-            self.left -= 1
             if self.left < 0:
                 return
             placed = []
             for at in self.steps[level]:
+                self.left -= 1
                 self.time[at] = self.time[at - 1] + self._length(at - 1) + wait
                 rank = self.layout.rank[self.chain[at][1]]
                 mask = self._mask(self.time[at], self._length(at))

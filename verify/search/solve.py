@@ -17,13 +17,13 @@ from verify.search.bounds import Bound, lower_bound
 from verify.search.exact import Answer, decide
 from verify.search.greedy import Habit
 from verify.search.improve import improve
-from verify.search.judge import Judgement, judge
+from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Tuned, tune
 
-SCHEDULED = 400_000  # operations put in order by list scheduling that count as one unit of work
+SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
@@ -137,10 +137,21 @@ class _Search:
 
 
 def solve(
-    problem: Problem, *, budget: Budget = DEFAULT, seed: int = 0, progress: Callable[[Step], None] | None = None
+    problem: Problem,
+    *,
+    budget: Budget = DEFAULT,
+    seed: int = 0,
+    progress: Callable[[Step], None] | None = None,
+    start: Orders | None = None,
 ) -> Solution:
-    """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none."""
+    """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none.
+
+    `start`: orders to begin from, such as the answer under a smaller cap. They are judged anew, and dropped where they
+    are no answer to this problem.
+    """
     search = _Search(problem, budget, seed, progress)
+    if start is not None:
+        _begin(search, start)
     try:
         _rounds(search)
     except KeyboardInterrupt:
@@ -156,6 +167,14 @@ def solve(
     proof = None if value > bound else (Proof.REFUTATION if search.refuted else Proof.BOUND)
     argument = "refutation by z3" if search.refuted else search.best_bound.argument
     return Solution(problem, orders, value, bound, proof, argument, judgement, search.work, tuple(search.log))
+
+
+def _begin(search: _Search, start: Orders) -> None:
+    try:
+        judge(search.problem, start)
+    except Invalid:
+        return
+    search.take(search.model.rows(start), "start")
 
 
 def _tune(search: _Search, share: float) -> None:
@@ -175,13 +194,13 @@ def _tune(search: _Search, share: float) -> None:
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_FOR_Z3
-    share = 0.5 if reasons else search.budget.work / 10
+    share = 0.5 if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))
         if not search.done and steady is None and search.left > 0.01:
-            steady = steady_states(search.model)
+            steady = steady_states(search.model, search.stop)
             search.work += len(steady) * min(len(search.model), 6 * search.problem.ranks**2) / SCHEDULED
         if not search.done and steady:
             _place(search, steady[:KERNELS], share)
@@ -191,7 +210,7 @@ def _rounds(search: _Search) -> None:
             _close(search, share)
         if search.work == before:
             break
-        share *= 2
+        share *= 2 if reasons else 8
 
 
 def _improve(search: _Search, share: float) -> None:

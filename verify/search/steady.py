@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
+from time import monotonic
 
 from pipedsl.program import Kind
 from verify.search.fill import fill
@@ -16,9 +17,9 @@ from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Operation, Problem, open_strands
 from verify.search.tune import Tuned, tune
 
-TRIES = 200_000  # steps of a pattern that are tried for one period
+TRIES = 600_000  # operations of patterns that are placed for one period
 KEPT = 200  # patterns of one period that are compared, at most
-COMPARED = 1_500_000  # operations that all comparisons of one period together may put in order, about
+COMPARED = 500_000  # operations that all comparisons of one period together may put in order, about
 LONGER = 5  # periods above the load of a rank that are tried
 
 
@@ -30,7 +31,7 @@ class Steady:
     estimate: float
 
 
-def steady_states(model: Model) -> list[Steady]:
+def steady_states(model: Model, stop: float = float("inf")) -> list[Steady]:
     """Patterns that keep to the caps, the best first by what a short run of them says. Empty where there are none."""
     layout = layout_of(model)
     if layout is None:
@@ -38,12 +39,14 @@ def steady_states(model: Model) -> list[Steady]:
     problem = model.problem
     chunks = problem.stages // problem.ranks
     shortest = chunks * sum(layout.slots)
-    small = min(problem.microbatches, 3 * problem.ranks)
+    small = min(problem.microbatches, 2 * problem.ranks)
     half = max(1, small // 2)
     models = [model_of(_shorter(problem, m)) for m in sorted({half, small})]
-    kept = max(16, min(KEPT, COMPARED // sum(map(len, models))))
+    kept = max(6, min(KEPT, COMPARED // sum(map(len, models))))
     found: list[Steady] = []
     for period in range(shortest, shortest + LONGER):
+        if monotonic() > stop:
+            break
         for pattern in islice(patterns(model, layout, period, TRIES), kept):
             estimate = _estimate(models, pattern, problem.microbatches)
             if estimate is not None:
