@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,11 @@ from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
 from verify.search.exact import refutation
 from verify.search.model import model_of
-from verify.search.problem import Infeasible, Problem
+from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution
 
 if TYPE_CHECKING:
+    from pipedsl.every_m import EveryM
     from pipedsl.profile import Profile
 
 WORK = 60.0
@@ -47,12 +49,14 @@ class SearchResult:
 
     `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
     (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `placement`: the name of
-    the one chosen for `place ?`. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    the one chosen for `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages; `problem`
+    is without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
     """
 
     schedule: Schedule
     params: Mapping[str, int]
     problem: Problem = field(repr=False)
+    task: Task = field(repr=False)
     program: Program = field(repr=False)
     report: Report = field(repr=False)
     objective: str
@@ -77,12 +81,17 @@ class SearchResult:
         """How far above the bound the value is, as a part of the bound."""
         return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
 
-    @property
-    def every_m_text(self) -> str | None:
-        """The answer with m as a parameter, where its middle repeats and that is proved for all m from some m on."""
-        from pipedsl.found_text import every_m_text
+    @cached_property
+    def every_m(self) -> EveryM | None:
+        """The answer, or one near it, with m as a parameter and proved for all m from some m on; None: none was."""
+        from pipedsl.every_m import every_m
 
-        return every_m_text(self)
+        return every_m(self)
+
+    def reordered(self, orders: Orders) -> tuple[Program, Report]:
+        """Other orders of the same problem in place of the answer's, and what the ordinary verifier says of them."""
+        program = program_of(self.task, orders, self.caps)
+        return program, prove(program)
 
     @property
     def refutation(self) -> str | None:
@@ -223,7 +232,7 @@ def answer_of(
     assert solution is not None
     bound, problem = solution, task.problem
     for _ in range(ROUNDS):
-        program = program_of(task, solution, caps)
+        program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
         over = _overflow(program, report)
         if not any(over):
@@ -242,6 +251,7 @@ def answer_of(
         schedule=schedule,
         params=dict(program.params),
         problem=problem,
+        task=task,
         program=program,
         report=report,
         objective=task.problem.objective.value,
@@ -267,14 +277,12 @@ def _overflow(program: Program, report: Report) -> list[Fraction]:
     return [Fraction(0) if cap is None else max(Fraction(0), held - cap) for held, cap in pairs]
 
 
-def program_of(task: Task, solution: Solution, caps: Caps) -> Program:
+def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
     """The orders as a program of the file: its names, places in the text, costs and sizes, and these caps."""
     program = task.program
     columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
     row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    rows = np.array(
-        [row_of[(int(op.kind), op.stage, op.microbatch)] for order in solution.orders for op in order], np.int64
-    )
+    rows = np.array([row_of[(int(op.kind), op.stage, op.microbatch)] for order in orders for op in order], np.int64)
     return replace(
         program,
         kind=program.kind[rows],

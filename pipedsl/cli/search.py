@@ -178,10 +178,10 @@ def command(
         news.clear()
     text = result.text
     if for_all is not None:
-        longer = result.every_m_text
-        text = text if longer is None else longer
-        if longer is None:
+        if result.every_m is None:
             click.echo("not proved for other m: what is written holds for this one alone", err=True)
+        else:
+            text = result.every_m.text
     _finish(result, text, output, certificate, form, color)
 
 

@@ -370,9 +370,9 @@ ZB_H1 = "F * (p - 1 - r) (F I) * r (F I W) * (m - p + 1) (I W) * (p - 1 - r) W *
 )
 def test_an_answer_for_every_m(word: str, p: int, m: int, least: int) -> None:
     result = search(problem(word), {"p": p, "m": m}, budget=WORK)
-    text = result.every_m_text
-    assert text is not None
-    schedule = parse_text(text)
+    assert result.every_m is not None
+    assert result.every_m.loss == 0
+    schedule = parse_text(result.every_m.text)
     assert (expand(schedule, {}).kind == result.program.kind).all()
     verdicts = {k: pipedsl.verify(schedule, {"m": k}) for k in range(1, 40)}
     admitted = {k for k, each in verdicts.items() if [d.code for d in each.diagnostics] != ["PD112"]}
@@ -382,6 +382,25 @@ def test_an_answer_for_every_m(word: str, p: int, m: int, least: int) -> None:
     assert all(verdicts[k].verdict is Verdict.VERIFIED for k in admitted)
 
 
+@pytest.mark.parametrize(("p", "m", "cap"), [(3, 6, 3), (4, 8, 2), (4, 8, 6)])
+def test_what_repeats_is_found_where_the_answer_does_not(p: int, m: int, cap: int) -> None:
+    result = search(load("zero_bubble"), {"p": p, "m": m, "cap": cap}, budget=WORK)
+    # All F, then all I, then all W: that has no middle.
+    gpipe = tuple(tuple(op for strand in strands for op in strand) for strands in result.problem.strands)
+    program, _ = result.reordered(gpipe)
+    every = replace(result, program=program).every_m
+    assert every is not None
+    assert every.shortest <= m
+    assert every.loss == (every.value - result.value) / result.value >= 0
+    schedule = parse_text(every.text)
+    for k in range(every.shortest, every.shortest + 8 * every.period, every.period):
+        verified = pipedsl.verify(schedule, {"m": k})
+        assert verified.verdict is Verdict.VERIFIED
+        assert verified.metrics is not None
+        assert max(verified.metrics.peak_activations) <= cap
+        assert k != m or verified.metrics.makespan == every.value
+
+
 def test_a_text_without_a_middle_is_for_no_other_m() -> None:
     word = "if r == 0 { F[1] F[0] F[2] B B B } else { F[1] F[0] F[2] || B * m }"
-    assert search(problem(word), {"p": 2, "m": 3}, budget=WORK).every_m_text is None
+    assert search(problem(word), {"p": 2, "m": 3}, budget=WORK).every_m is None
