@@ -49,8 +49,8 @@ class SearchResult:
 
     `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
     (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `placement`: the name of
-    the one chosen for `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages; `problem`
-    is without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    the one chosen for `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages;
+    `problem` is without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
     """
 
     schedule: Schedule
