@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RUNTIME_MODULES = (
     "plan",
     "tree",
+    "extras",
     "chunk",
     "clock",
     "wire",
@@ -32,6 +33,9 @@ RUNTIME_MODULES = (
     "watch",
     "rendezvous",
     "exchange",
+    "tied",
+    "norms",
+    "data_parallel",
     "executor",
 )
 _PACKAGE = "pipedsl.runtime"
@@ -90,10 +94,8 @@ def _text(program: Program, calls: Calls, source: Source, transports: Mapping[st
 class Pipeline(Executor):
     __doc__ = Executor.__doc__
 
-    def __init__(self, stage_modules, loss_fn=None, *, process_group=None, device=None, timeout=300.0, trace=False):
-        super().__init__(
-            PLAN, stage_modules, loss_fn, process_group=process_group, device=device, timeout=timeout, trace=trace
-        )
+    def __init__(self, stage_modules, loss_fn=None, **options):
+        super().__init__(PLAN, stage_modules, loss_fn, **options)
 """,
     ]
     return "\n\n".join(parts)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from pipedsl.runtime.extras import asked_for, choose
 from pipedsl.runtime.tree import Structure, unflatten
 
 
@@ -55,6 +56,7 @@ class Chunk:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
+        self._asked = asked_for(module)
         self._kept: dict[int, _Kept] = {}
         self._buffers: frozenset[int] = frozenset()
 
@@ -63,8 +65,8 @@ class Chunk:
         self._kept.clear()
         self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers()) - {0}
 
-    def forward(self, microbatch: int, arrived: Arrived) -> Any:
-        """Run the module on what came from the stage before."""
+    def forward(self, microbatch: int, arrived: Arrived, extras: Mapping[str, Any]) -> Any:
+        """Run the module on what came from the stage before, and on those of the extras that it asks for."""
         inputs, leaves = [], []
         for leaf, needed in zip(arrived.leaves, arrived.needs, strict=True):
             if needed:
@@ -73,14 +75,14 @@ class Chunk:
                 leaves.append(_Enter.apply(own))  # type: ignore[no-untyped-call]
             else:
                 leaves.append(leaf)
-        output = self._module(unflatten(arrived.structure, leaves))
+        output = self._module(unflatten(arrived.structure, leaves), **choose(extras, self._asked))
         self._kept[microbatch] = _Kept(inputs, [])
         return output
 
-    def run_first(self, microbatch: int, value: Any) -> Any:
+    def run_first(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         """Run the first stage on its part of the batch, which no gradient is sent back for."""
         self._kept[microbatch] = _Kept([], [])
-        return self._module(value)
+        return self._module(value, **choose(extras, self._asked))
 
     def handed_over(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs without history, for another stage to keep: copies of those that the module may write to again.

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.clock import Clock, Event
+from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients
 from pipedsl.runtime.exchange import Exchange
+from pipedsl.runtime.extras import Extras, split_extras
+from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall, forward_only, read_calls
 from pipedsl.runtime.rendezvous import agree, instance_name
+from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.tree import Layout, flatten, split
 from pipedsl.runtime.watch import Watch, close_with
 from pipedsl.runtime.wire import TorchWire, Wire, choose_device
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
+CountFunction = Callable[[Any], float | torch.Tensor]
 
 
 class Executor:
@@ -26,9 +33,13 @@ class Executor:
     `modules`: this rank's stages in chunk order, or the module where there is one. Stage s is called with one
     argument, what stage s - 1 returned; stage 0 with its part of the batch. What a stage returned is sent while the
     stage goes on, so it must not write to that again (buffers and tensors without gradient are copied).
-    `loss_fn(output, targets)` gives the mean loss of a microbatch, a tensor with one element. `process_group`: the
-    default one unless given. `device`: that of the modules unless given. `timeout`: seconds without progress after
-    which every rank raises. `trace`: keep the times of a step for `timeline()`.
+    `loss_fn(output, targets)` gives the mean loss of a microbatch, a tensor with one element. With `count_fn` it gives
+    the sum instead, which is divided by `count_fn(targets)` of the whole batch: as where tokens are ignored, unevenly
+    over microbatches. `tied`: parameters that other ranks hold copies of, by a name that all of them give; the copies
+    get the gradient of all, and must begin equal.
+
+    `process_group`: the default one unless given. `device`: that of the modules unless given. `timeout`: seconds
+    without progress after which every rank raises. `trace`: keep the times of a step for `timeline()`.
 
     Every rank must make its pipelines in the same order. PipelineError, on every rank, where the group, its transport
     or the modules of any rank are not what the schedule was compiled for.
@@ -40,6 +51,8 @@ class Executor:
         modules: torch.nn.Module | Sequence[torch.nn.Module],
         loss_fn: LossFunction | None = None,
         *,
+        count_fn: CountFunction | None = None,
+        tied: Mapping[str, torch.nn.Parameter] | None = None,
         process_group: dist.ProcessGroup | Wire | None = None,
         device: torch.device | str | int | None = None,
         timeout: float = 300.0,
@@ -61,27 +74,48 @@ class Executor:
             problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {stages}"
         problem = problem or _transport_problem(plan, wire)
         name = instance_name(wire)
+        self._tied = Tied(wire, wire.store(name), tied)
+        self._tied.publish()
         agree(wire, name, plan, self._device.type, problem, timeout)
+        self._tied.learn(plan.title)
         self._plan = plan
         self._wire = wire
         self._loss_fn = loss_fn
+        self._count_fn = count_fn
+        self._modules = chunks
+        self._extras: Sequence[Mapping[str, Any]] = ()
         self._clock = Clock(self._device) if trace else None
         self._marks: list[tuple[PlannedCall, Any, Any]] = []
         self._rows = self._target_rows = 0  # of a microbatch
-        self._chunks = {stage: Chunk(module) for stage, module in zip(stages, chunks, strict=True)}
+        self._share = 1.0  # of a microbatch's loss in the step's
+        self._seed = 1.0  # what its backward begins with
+        self._chunks: dict[int, Chunk] = {
+            stage: make_chunk(module, plan.microbatches) for stage, module in zip(stages, chunks, strict=True)
+        }
         calls = read_calls(plan.calls[wire.rank])
         self._calls = {True: calls, False: forward_only(calls)}
         self._watch = Watch(plan, wire, name, timeout)
         close_with(self, self._watch)
         self._exchange = Exchange(plan, wire, name, self._device, self._watch)
 
-    def step(self, batch: Any = None, targets: Any = None, *, train: bool = True) -> Any:
+    def step(
+        self,
+        batch: Any = None,
+        targets: Any = None,
+        *,
+        extras: Extras | None = None,
+        train: bool = True,
+        scale: float = 1.0,
+    ) -> Any:
         """Run the schedule once.
 
         `batch` is read on the first stage's rank and `targets` on the last one's: a tensor or a nested structure of
         tensors, each with the microbatches along dimension 0 and with as many rows in all. Gradients of the mean loss
-        over the whole batch add to `.grad`. On the last stage's rank the losses of the microbatches, shape (m,), in
-        order; elsewhere None.
+        over the whole batch add to `.grad`, times `scale`, which is read on the last stage's rank. On that rank the
+        losses of the microbatches, shape (m,), in order, whose mean is the batch's loss; elsewhere None.
+
+        `extras`: read on every rank: keyword arguments for its stages. Each stage is given those that its forward
+        names. Tensors are split as the batch is, other values given to every microbatch; or a list of m dicts.
 
         `train=False`: forward only, without gradients. Modules keep their mode: call `.eval()` as usual. Without
         loss_fn or targets the last stage's rank gets the list of its outputs, one per microbatch.
@@ -90,8 +124,10 @@ class Executor:
         """
         self._watch.begin()
         try:
-            with torch.set_grad_enabled(train):
-                result = self._run(batch, targets, train)
+            with torch.set_grad_enabled(train), held_back(self._modules) as replicated:
+                result = self._run(batch, targets, extras, train, scale)
+            if train:
+                self._reduce(replicated)
         except Exception as error:
             self._exchange.stop()
             failed = self._watch.explain(error)
@@ -103,6 +139,17 @@ class Executor:
         finally:
             self._watch.end()
         return result
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip the gradients of all stages together, as `torch.nn.utils.clip_grad_norm_` does in one process.
+
+        Call it on every rank. The norm before, the same on every rank. Tied parameters count once. Those of a loss_fn
+        that is a module count too.
+        """
+        modules = [*self._modules, *([self._loss_fn] if isinstance(self._loss_fn, torch.nn.Module) else [])]
+        parameters = [q for module in modules for q in module.parameters()]
+        elsewhere = self._tied.counted_elsewhere()
+        return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 
     def timeline(self) -> list[Event]:
         """The computations of the last step on this rank, in order, if made with `trace=True`."""
@@ -116,7 +163,7 @@ class Executor:
 
     # ------------------------------------------------------------------ inside a step
 
-    def _run(self, batch: Any, targets: Any, train: bool) -> Any:
+    def _run(self, batch: Any, targets: Any, extras: Extras | None, train: bool, scale: float) -> Any:
         m, last = self._plan.microbatches, self._plan.stages - 1
         parts, self._rows = split(batch, m, "the batch") if 0 in self._chunks else ([], 0)
         with_loss = self._loss_fn is not None and targets is not None
@@ -128,6 +175,16 @@ class Executor:
             wanted, self._target_rows = split(targets, m, "targets") if with_loss else ([], 0)
             if parts and wanted:
                 self._compare_rows(self._rows)
+        self._extras = split_extras(extras, m)
+        self._share = 1 / m
+        if self._count_fn is not None and wanted:
+            count = float(self._count_fn(targets))
+            if not 0 < count < math.inf:
+                raise ValueError(f"count_fn must return a positive number for the batch's targets, not {count:g}")
+            self._share = 1 / count
+        self._seed = scale * self._share
+        if train:
+            self._tied.begin()
         for chunk in self._chunks.values():
             chunk.begin()
         results: list[Any] = [None] * m
@@ -151,17 +208,28 @@ class Executor:
                 self._marks.append((call, start, self._clock.now()))
         if last not in self._chunks:
             return None
-        return torch.stack(results) if with_loss else results
+        if not with_loss:
+            return results
+        losses = torch.stack(results)
+        return losses if self._count_fn is None else losses * (self._share * m)
+
+    def _reduce(self, replicated: Sequence[DistributedDataParallel]) -> None:
+        """After the last backward: sum what ranks share, and average over replicas."""
+        self._tied.finish(self._watch)
+        for each in replicated:
+            self._watch.stop_if_failed()
+            self._watch.position.note("reducing gradients over replicas")
+            reduce_gradients(each)
 
     def _forward(self, call: PlannedCall, parts: list[Any], wanted: list[Any], results: list[Any], train: bool) -> None:
         stage, microbatch = call.stage, call.microbatch
         chunk = self._chunks[stage]
         if stage == 0:
-            output, rows = chunk.run_first(microbatch, parts[microbatch]), self._rows
+            output, rows = chunk.run_first(microbatch, parts[microbatch], self._extras[microbatch]), self._rows
             parts[microbatch] = None
         else:
             arrived = self._exchange.take_input(stage, microbatch)
-            output, rows = chunk.forward(microbatch, arrived), arrived.rows
+            output, rows = chunk.forward(microbatch, arrived, self._extras[microbatch]), arrived.rows
         if stage < self._plan.stages - 1:
             structure, outputs = flatten(output, f"the output of stage {stage}")
             layout = Layout.of(structure, outputs, rows)
@@ -191,7 +259,7 @@ class Executor:
             chunk.backward_weight(microbatch)
             return
         if stage == self._plan.stages - 1:
-            gradients: Sequence[torch.Tensor] = chunk.seed(microbatch, 1 / self._plan.microbatches)
+            gradients: Sequence[torch.Tensor] = chunk.seed(microbatch, self._seed)
         else:
             gradients = self._exchange.take_gradients(stage, microbatch)
         results = (chunk.backward if call.kind == "B" else chunk.backward_input)(microbatch, gradients)

@@ -18,6 +18,7 @@ TENSORS_PER_MESSAGE = 256
 _TAG_LIMIT = 1 << 30
 _WAKE_TAG = _TAG_LIMIT + 1  # no message has it, so a receive with it never completes
 WARM_UP_TAG = _TAG_LIMIT + 2
+TIED_TAG = _TAG_LIMIT + 3
 
 
 class ConnectionLost(RuntimeError):
@@ -47,6 +48,9 @@ class Wire(Protocol):
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Begin to receive into `tensor`; the result has `wait()`."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
+        """Put the sum over all ranks in the tensor's place, or the largest; the same bits on every rank."""
 
     def lost(self, error: Exception) -> bool:
         """Whether it is the connection that is at fault where `isend` or `irecv` raised this."""
@@ -96,6 +100,9 @@ class TorchWire:
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return dist.irecv(tensor, group=self._group, group_src=peer, tag=tag)
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group)
 
     def lost(self, error: Exception) -> bool:
         return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -55,6 +55,8 @@ class Fabric:
         self._woken: set[int] = set()
         self._waiting: dict[int, Callable[[], bool]] = {}
         self._closed = False
+        self._turns = [0] * ranks
+        self._parts: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
         self.shared_store = dist.HashStore()
         self.last_words: list[str] = []
 
@@ -88,6 +90,18 @@ class Fabric:
     def finish(self, transfer: _Transfer) -> None:
         with self._changed:
             self._block(transfer.rank, lambda: transfer.done)
+
+    def all_reduce(self, rank: int, tensor: torch.Tensor, largest: bool) -> None:
+        """Every rank's n-th call meets the others' n-th."""
+        with self._changed:
+            turn = self._turns[rank]
+            self._turns[rank] += 1
+            parts = self._parts[turn]
+            parts[rank] = tensor.clone()
+            self._changed.notify_all()
+            self._block(rank, lambda: len(parts) == self.ranks)
+        stacked = torch.stack([parts[each] for each in range(self.ranks)])
+        tensor.copy_(stacked.amax(0) if largest else stacked.sum(0))
 
     def _key(self, rank: int, peer: int, sends: bool) -> Any:
         """The stream of a rank that a transfer runs on."""
@@ -172,6 +186,9 @@ class Wire:
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         return Work(self._fabric, self._fabric.post(_Transfer(False, self.rank, peer, tensor)))
+
+    def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
+        self._fabric.all_reduce(self.rank, tensor, largest)
 
     def lost(self, error: Exception) -> bool:
         return isinstance(error, Released)

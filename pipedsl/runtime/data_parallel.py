@@ -1,0 +1,92 @@
+"""Stages that have replicas in other pipelines: gradients are reduced over them once per step, after the last backward.
+
+DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`) in every microbatch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from pipedsl.runtime.chunk import Chunk
+
+
+def make_chunk(module: torch.nn.Module, microbatches: int) -> Chunk:
+    """The chunk for a module of any kind."""
+    sharded = [each for each in module.modules() if _is_sharded(each)]
+    return ShardedChunk(module, sharded, microbatches) if sharded else Chunk(module)
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    """Whether `fully_shard` has been applied. Its class is not imported: who does not use it need not load it."""
+    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "set_is_last_backward")
+
+
+class ShardedChunk(Chunk):
+    """A stage under FSDP2, whose hooks take a microbatch's gradients when the input's is known.
+
+    So its backward is not split: I does all that B does, and W nothing.
+    """
+
+    def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int) -> None:
+        super().__init__(module)
+        self._sharded = sharded
+        self._microbatches = microbatches
+        self._left = 0
+
+    def begin(self) -> None:
+        super().begin()
+        self._left = self._microbatches
+        self._synchronise(False)
+
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self._left -= 1
+        if self._left == 0:
+            self._synchronise(True)
+        return super().backward(microbatch, gradients)
+
+    def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self.backward(microbatch, gradients)
+
+    def backward_weight(self, microbatch: int) -> None:
+        pass
+
+    def _synchronise(self, last: bool) -> None:
+        for each in self._sharded:
+            each.set_is_last_backward(last)
+            each.set_requires_gradient_sync(last, recurse=False)
+
+
+@contextlib.contextmanager
+def held_back(modules: Sequence[torch.nn.Module]) -> Iterator[list[DistributedDataParallel]]:
+    """While inside, no backward of the replicated parts of these modules reduces gradients. These parts."""
+    replicated = [each for module in modules for each in module.modules() if isinstance(each, DistributedDataParallel)]
+    with contextlib.ExitStack() as stack:
+        for each in replicated:
+            stack.enter_context(each.no_sync())
+        yield replicated
+
+
+def reduce_gradients(replicated: DistributedDataParallel) -> None:
+    """The mean over the replicas in every gradient's place, by the module's own reducer: its buckets, its hooks.
+
+    A backward that adds nothing sets the reducer going. Parameters without a gradient anywhere keep none where the
+    module was made with `find_unused_parameters=True`; else they get zeros.
+    """
+    parameters = [q for q in replicated.module.parameters() if q.requires_grad]
+    unused: list[torch.nn.Parameter] = []
+    if replicated.find_unused_parameters:
+        used = torch.tensor([q.grad is not None for q in parameters], dtype=torch.uint8, device=parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=replicated.process_group)
+        unused = [q for q, anywhere in zip(parameters, used.tolist(), strict=True) if not anywhere]
+    with torch.enable_grad():
+        outputs = [q.view_as(q) for q in parameters]
+    replicated.reducer.prepare_for_backward(outputs)
+    torch.autograd.backward(outputs, [torch.zeros_like(q) for q in parameters])
+    for parameter in unused:
+        parameter.grad = None

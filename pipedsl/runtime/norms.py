@@ -1,0 +1,60 @@
+"""The norm of the gradients of all stages together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+
+from pipedsl.runtime.tied import local_part
+from pipedsl.runtime.wire import Wire
+
+
+def clip_over_ranks(
+    wire: Wire,
+    parameters: Iterable[torch.nn.Parameter],
+    counted_elsewhere: Collection[int],
+    device: torch.device,
+    max_norm: float,
+    norm_type: float,
+) -> torch.Tensor:
+    """Scale the gradients of `parameters` so that those of all ranks together have at most this norm; that norm before.
+
+    `counted_elsewhere`: `id`s of parameters whose gradient another rank counts. Every rank computes with the same norm.
+    """
+    norm_type = float(norm_type)
+    own = [q for q in dict.fromkeys(parameters) if q.grad is not None]
+    counted: list[torch.Tensor] = [q.grad for q in own if q.grad is not None and id(q) not in counted_elsewhere]
+    norms = [_norm(each, norm_type).to(device, torch.float64) for each in _by_mesh(counted)]
+    norms.append(torch.zeros((), dtype=torch.float64, device=device))
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if math.isinf(norm_type):
+        wire.all_reduce(norm, largest=True)
+    else:
+        norm = norm.pow(norm_type)
+        wire.all_reduce(norm)
+        norm = norm.pow(1 / norm_type)
+    for group in _by_mesh([q.grad for q in own if q.grad is not None]):
+        # A factor of 1 is no synchronisation, where asking for it on a GPU would be one.
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in group:
+            local_part(gradient).mul_(factor.to(gradient.dtype))
+    return norm.to(torch.float32)
+
+
+def _by_mesh(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Gradients that torch can handle together: plain ones, and the distributed ones of each mesh."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        groups.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    return list(groups.values())
+
+
+def _norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    norm: torch.Tensor = torch.nn.utils.get_total_norm(gradients, norm_type)
+    whole: Any = getattr(norm, "full_tensor", None)  # of a distributed tensor: over all its parts
+    if whole is not None:
+        norm = whole()
+    return norm
