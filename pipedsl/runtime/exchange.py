@@ -78,6 +78,7 @@ class Exchange:
         self._stopped = False
         self._train = True
         self._warm = False
+        self._agreement = 0  # how often the layouts have been forgotten
 
     def begin(self, calls: Sequence[PlannedCall], train: bool) -> None:
         """A step begins; before the first one every channel that `calls` use is opened."""
@@ -85,6 +86,11 @@ class Exchange:
         if not self._warm:
             self._warm_up(calls)
             self._warm = True
+
+    def forget_layouts(self) -> None:
+        """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
+        self._layouts.clear()
+        self._agreement += 1
 
     def stop(self) -> None:
         """The step has failed. Tensors of messages under way stay: a transport may still write to them."""
@@ -134,12 +140,14 @@ class Exchange:
         elif agreed.rows != layout.rows:
             m = self._plan.microbatches
             raise ValueError(
-                f"the batch has {layout.rows * m} rows, but the ranks agreed on {agreed.rows * m} at the first step"
+                f"the batch has {layout.rows * m} rows, but the ranks agreed on {agreed.rows * m} at the first step; "
+                "call renew_shapes() on every rank before a step of other sizes"
             )
         elif agreed != layout:
             raise ValueError(
                 f"stage {stage - 1} returned {layout} for microbatch {microbatch}, "
-                f"but the ranks agreed on {agreed} at the first step"
+                f"but the ranks agreed on {agreed} at the first step; "
+                "call renew_shapes() on every rank before a step of other sizes"
             )
         self._outgoing[False, stage, microbatch] = _Handed.now([_plain(x) for x in tensors])
 
@@ -234,7 +242,7 @@ class Exchange:
     # ------------------------------------------------------------- layouts not known yet
 
     def _layout_key(self, boundary: int) -> str:
-        return f"layout/{'train' if self._train else 'eval'}/{boundary}"
+        return f"layout/{self._agreement}/{'train' if self._train else 'eval'}/{boundary}"
 
     def _look_up(self, boundary: int) -> Layout | None:
         """The layout of what goes to stage `boundary`, if its sender has published it."""

@@ -140,6 +140,13 @@ class Executor:
             self._watch.end()
         return result
 
+    def renew_shapes(self) -> None:
+        """Let the next step have other sizes than those before, as sequences of another length.
+
+        Call it on every rank, between steps. That step agrees on shapes as the first one did.
+        """
+        self._exchange.forget_layouts()
+
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of all stages together, as `torch.nn.utils.clip_grad_norm_` does in one process.
 

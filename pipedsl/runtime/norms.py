@@ -29,7 +29,7 @@ def clip_over_ranks(
     counted: list[torch.Tensor] = [q.grad for q in own if q.grad is not None and id(q) not in counted_elsewhere]
     norms = [_norm(each, norm_type).to(device, torch.float64) for each in _by_mesh(counted)]
     norms.append(torch.zeros((), dtype=torch.float64, device=device))
-    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if math.isinf(norm_type):
         wire.all_reduce(norm, largest=True)
     else:
