@@ -314,3 +314,22 @@ def test_a_start_is_judged_and_never_made_worse() -> None:
     for wrong in (larger.orders, smaller.orders[::-1], smaller.orders[:-1], ((),) * 4):
         with pytest.raises(NothingFound):
             solve(problem, budget=nothing, start=wrong)
+
+
+def test_a_search_ends_at_its_goal() -> None:
+    problem = linear(4, 8, EQUAL, 2)
+    found = solve(problem, budget=TINY, goal=Fraction(43))
+    assert 41 <= found.value <= 43
+    refuted = solve(problem, budget=TINY, goal=Fraction(40))
+    assert (refuted.value, refuted.bound, refuted.proof) == (41, 41, Proof.REFUTATION)
+    with pytest.raises(Infeasible):
+        solve(problem, budget=TINY, goal=Fraction(10))  # the lower bound alone is larger
+
+
+def test_a_bound_that_is_known_is_not_proved_again() -> None:
+    problem = linear(4, 8, EQUAL, 2)
+    known = solve(problem, budget=TINY)
+    assert known.bound > lower_bound(model_of(problem)).value
+    again = solve(problem, budget=Budget(work=0.001), start=known.orders, known=known)
+    assert (again.bound, again.proof, again.argument) == (known.bound, known.proof, known.argument)
+    assert again.work == 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fractions import Fraction
 from functools import partial
+from math import ceil
 from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
@@ -89,7 +90,15 @@ class NothingFound(Exception):
 class _Search:
     """What is known so far."""
 
-    def __init__(self, problem: Problem, budget: Budget, seed: int, progress: Callable[[Step], None] | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        budget: Budget,
+        seed: int,
+        progress: Callable[[Step], None] | None,
+        goal: Fraction | None,
+        known: Solution | None,
+    ) -> None:
         self.problem, self.seed, self.progress = problem, seed, progress
         self.model: Model = model_of(problem)
         self.budget = budget
@@ -99,10 +108,14 @@ class _Search:
         self.rows: list[list[int]] | None = None
         self.value = FAR
         self.habits: tuple[Habit, ...] = ()
-        self.best_bound: Bound = lower_bound(self.model)
-        self.low = self.best_bound.value
-        self.refuted = False
-        self.note(f"bound: {self.best_bound.argument}, rank {self.best_bound.rank}")
+        self.goal = None if goal is None else int(goal / problem.time_unit)
+        bound: Bound = lower_bound(self.model)
+        self.low = bound.value
+        self.proof, self.argument = Proof.BOUND, bound.argument
+        if known is not None and known.bound > self.low * problem.time_unit:
+            self.low = ceil(known.bound / problem.time_unit)
+            self.proof, self.argument = known.proof or Proof.REFUTATION, known.argument
+        self.note(f"bound: {bound.argument}, rank {bound.rank}")
 
     def note(self, by: str) -> None:
         unit = self.problem.time_unit
@@ -112,8 +125,18 @@ class _Search:
             self.progress(step)
 
     @property
+    def enough(self) -> int:
+        """The value at which the search ends."""
+        return self.low if self.goal is None else max(self.low, self.goal)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the goal is refuted."""
+        return self.goal is not None and self.low > self.goal
+
+    @property
     def done(self) -> bool:
-        return self.value <= self.low
+        return self.value <= self.enough or self.hopeless
 
     @property
     def next_seed(self) -> int:
@@ -132,7 +155,7 @@ class _Search:
 
     def raise_bound(self, low: int, by: str) -> None:
         if low > self.low:
-            self.low, self.refuted = low, True
+            self.low, self.proof, self.argument = low, Proof.REFUTATION, "refutation by z3"
             self.note(by)
 
 
@@ -143,13 +166,17 @@ def solve(
     seed: int = 0,
     progress: Callable[[Step], None] | None = None,
     start: Orders | None = None,
+    goal: Fraction | None = None,
+    known: Solution | None = None,
 ) -> Solution:
     """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none.
 
     `start`: orders to begin from, such as the answer under a smaller cap. They are judged anew, and dropped where they
-    are no answer to this problem.
+    are no answer to this problem. `goal`: a value that is good enough, at which the search ends; where it is refuted
+    and there are no orders, `Infeasible` is raised. `known`: an answer to the same problem under caps that are no
+    smaller, whose bound is believed.
     """
-    search = _Search(problem, budget, seed, progress)
+    search = _Search(problem, budget, seed, progress, goal, known)
     if start is not None:
         _begin(search, start)
     try:
@@ -158,15 +185,16 @@ def solve(
         if search.rows is None:
             raise
         search.note("interrupted")
+    if search.rows is None and search.hopeless:
+        raise Infeasible(-1, 0, "no order that keeps to the caps is as good as the goal")
     if search.rows is None:
         raise NothingFound("no order was found within the budget")
     orders = search.model.orders(search.rows)
     judgement = judge(problem, orders)
     value = judgement.value(problem.objective)
     bound = search.low * problem.time_unit
-    proof = None if value > bound else (Proof.REFUTATION if search.refuted else Proof.BOUND)
-    argument = "refutation by z3" if search.refuted else search.best_bound.argument
-    return Solution(problem, orders, value, bound, proof, argument, judgement, search.work, tuple(search.log))
+    proof = search.proof if value <= bound else None
+    return Solution(problem, orders, value, bound, proof, search.argument, judgement, search.work, tuple(search.log))
 
 
 def _begin(search: _Search, start: Orders) -> None:
@@ -185,7 +213,7 @@ def _tune(search: _Search, share: float) -> None:
     def notice(found: Tuned) -> None:
         search.take(found.rows, "habits")
 
-    found = tune(model, search.low, tries, search.next_seed, search.stop, search.habits or None, notice)
+    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.habits or None, notice)
     search.work += cost * (tries if found is None else found.tried)
     if found is not None:
         search.habits = found.habits
@@ -220,7 +248,7 @@ def _improve(search: _Search, share: float) -> None:
     cost = max(1, len(search.model)) * MOVE / SCHEDULED
     moves = max(1, int(min(share, search.left) / cost))
     notice = partial(search.take, by="moves")
-    used = improve(search.model, search.rows, search.low, moves, search.next_seed, search.stop, notice)
+    used = improve(search.model, search.rows, search.enough, moves, search.next_seed, search.stop, notice)
     search.work += cost * used
 
 
@@ -232,12 +260,15 @@ def _place(search: _Search, states: list[Steady], share: float) -> None:
             return
         tries = max(1, int(min(share, search.left) / len(states) / cost))
         notice = partial(search.take, by=f"steady state of period {state.pattern.period}")
-        used = place_weights(search.model, state, search.low, tries, search.next_seed, search.stop, notice)
+        used = place_weights(search.model, state, search.enough, tries, search.next_seed, search.stop, notice)
         search.work += cost * (used + 1)
 
 
 def _close(search: _Search, share: float) -> None:
     """Refute or find, as long as that leads on: one better than the best first, then in the lower part of the gap."""
+    if search.goal is not None:
+        _ask(search, search.goal, min(share, search.left))
+        return
     if search.rows is None:
         longest = sum(search.model.duration) + 2 * sum(search.problem.send) * search.problem.microbatches
         if _ask(search, longest, min(share, search.left)) is Answer.REFUTED:
