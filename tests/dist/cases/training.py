@@ -1,0 +1,221 @@
+"""Steps, losses and parameters as people use them, on four ranks over gloo, each against one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from tests.support.job import BOTH, Case, Job, M, compare, tokens
+from tests.support.worker import alone, mlp
+
+P = 4
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def three_steps_before_one_of_the_optimizer(job: Job) -> None:
+    for name in BOTH:
+        torch.manual_seed(1)
+        stages = mlp(P)
+        reference = copy.deepcopy(stages)
+        pipe = job.pipeline(name, stages)
+        for step in range(3):
+            batch, targets = tokens(step)
+            pipe.step(batch, targets)
+            alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        compare(pipe, stages, reference, 0.0 if name == "whole" else 1e-5)
+
+
+class Scores(nn.Module):
+    """A head whose weight may be the embedding's."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self.norm = nn.LayerNorm(weight.shape[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.norm(x), self.weight)
+
+
+def tied_stages(count: int) -> list[nn.Module]:
+    stages: list[nn.Module] = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(count)]
+    embedding = nn.Embedding(11, 6)
+    stages[0] = nn.Sequential(embedding, nn.Linear(6, 6))
+    stages[-1] = Scores(embedding.weight)
+    return stages
+
+
+def next_tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, _ = tokens(seed)
+    return batch, batch.roll(1)
+
+
+@case
+def tied_on_one_rank(job: Job) -> None:
+    torch.manual_seed(2)
+    stages = tied_stages(2 * P)
+    reference = copy.deepcopy(stages)
+    pipe = job.pipeline("v_shape", stages)
+    for step in range(2):
+        batch, targets = next_tokens(step)
+        pipe.step(batch, targets)
+        alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+    compare(pipe, stages, reference)
+    norm = pipe.clip_grad_norm_(0.01)
+    theirs = nn.utils.clip_grad_norm_(nn.ModuleList(reference).parameters(), 0.01)
+    torch.testing.assert_close(norm, theirs)
+    compare(pipe, stages, reference)
+
+
+@case
+def tied_across_ranks(job: Job) -> None:
+    """Each owner has a copy; every copy gets the sum, to the bit, and it counts once in the norm."""
+    for name in BOTH:
+        torch.manual_seed(3)
+        stages = tied_stages(P)
+        reference = copy.deepcopy(stages)
+        stages[-1].weight = nn.Parameter(stages[-1].weight.detach().clone())
+        own = {0: stages[0][0].weight, P - 1: stages[-1].weight}
+        pipe = job.pipeline(name, stages, tied={"embedding": own[job.rank]} if job.rank in own else None)
+        optimizer = torch.optim.Adam(nn.ModuleList(pipe.mine).parameters(), lr=0.1)
+        theirs = torch.optim.Adam(nn.ModuleList(reference).parameters(), lr=0.1)
+        for step in range(4):
+            batch, targets = next_tokens(step)
+            pipe.step(batch, targets)
+            alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+            compare(pipe, stages, reference, 1e-4)
+            if step % 2:  # gradients of two steps add up
+                norm = pipe.clip_grad_norm_(0.5)
+                expected = nn.utils.clip_grad_norm_(nn.ModuleList(reference).parameters(), 0.5)
+                torch.testing.assert_close(norm, expected, rtol=1e-4, atol=0)
+                optimizer.step()
+                theirs.step()
+                optimizer.zero_grad()
+                theirs.zero_grad()
+        copies: list[Any] = [None] * P
+        dist.all_gather_object(copies, own[job.rank].detach() if job.rank in own else None)
+        assert torch.equal(copies[0], copies[P - 1])
+
+
+@case
+def tied_copies_of_two_kinds(job: Job) -> None:
+    compiled = job.compiled("whole")
+    sizes = {0: 3, 2: 4}
+    tied = {"x": nn.Parameter(torch.zeros(sizes[job.rank]))} if job.rank in sizes else None
+    says = r"tied parameter 'x' is float32 \[3\] on rank 0, but float32 \[4\] on rank 2"
+    with pytest.raises(compiled.PipelineError, match=says):
+        compiled.Pipeline(nn.Identity(), tied=tied, timeout=90, process_group=job.group)
+
+
+@case
+def norms_of_all_kinds(job: Job) -> None:
+    for norm_type in (1.0, 2.0, 3.0, float("inf")):
+        torch.manual_seed(4)
+        stages = mlp(P)
+        reference = copy.deepcopy(stages)
+        pipe = job.pipeline("whole", stages)
+        batch, targets = tokens(0)
+        pipe.step(batch, targets)
+        alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        for most in (1e9, 0.01):  # above what is there, and below
+            norm = pipe.clip_grad_norm_(most, norm_type)
+            expected = nn.utils.clip_grad_norm_(nn.ModuleList(reference).parameters(), most, norm_type)
+            torch.testing.assert_close(norm, expected)
+            compare(pipe, stages, reference, 0.0 if most > 1 else 1e-5)
+
+
+@case
+def ignored_tokens_unevenly_spread(job: Job) -> None:
+    """The mean over all tokens that count, though one microbatch has none of them."""
+
+    def summed(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(y, target, ignore_index=-100, reduction="sum")
+
+    for name in BOTH:
+        torch.manual_seed(7)
+        stages = mlp(P)
+        reference = nn.Sequential(*copy.deepcopy(stages))
+        pipe = job.pipeline(name, stages, summed, count_fn=lambda targets: (targets != -100).sum())
+        batch, targets = tokens(7)
+        targets[[0, 3, 4, 5]] = -100
+        losses = pipe.step(batch, targets)
+        whole = functional.cross_entropy(reference(batch), targets, ignore_index=-100)
+        whole.backward()
+        compare(pipe, stages, list(reference))
+        if job.rank == P - 1:
+            torch.testing.assert_close(losses.mean(), whole.detach())
+            assert float(losses[2]) == 0.0
+
+
+@case
+def nothing_but_ignored_tokens(job: Job) -> None:
+    pipe = job.pipeline("whole", mlp(P), count_fn=lambda targets: (targets != -100).sum())
+    with pytest.raises(RuntimeError, match="count_fn must return a positive number for the batch's targets, not 0"):
+        pipe.step(tokens(0)[0], torch.full((2 * M,), -100))
+
+
+@case
+def a_scaled_loss(job: Job) -> None:
+    torch.manual_seed(8)
+    stages = mlp(P)
+    reference = copy.deepcopy(stages)
+    pipe = job.pipeline("split", stages)
+    batch, targets = tokens(8)
+    losses = pipe.step(batch, targets, scale=1024.0)
+    expected = alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+    for stage in reference:
+        for parameter in stage.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= 1024
+    compare(pipe, stages, reference)
+    if job.rank == P - 1:
+        torch.testing.assert_close(losses, expected)
+
+
+def train(job: Job, name: str, between: Callable[[Any], None]) -> list[torch.Tensor]:
+    """Parameters after two steps, with something in between."""
+    torch.manual_seed(9)
+    stages = mlp(P)
+    for stage in stages:
+        stage.append(nn.Dropout(0.3))
+    pipe = job.pipeline(name, stages)
+    optimizer = torch.optim.AdamW(nn.ModuleList(pipe.mine).parameters(), lr=0.1)
+    torch.manual_seed(10 + job.rank)
+    for step in range(2):
+        pipe.step(*tokens(step))
+        optimizer.step()
+        optimizer.zero_grad()
+        between(pipe)
+    return [q.detach().clone() for q in nn.ModuleList(pipe.mine).parameters()]
+
+
+@case
+def evaluation_changes_nothing(job: Job) -> None:
+    def evaluate(pipe: Any) -> None:
+        for module in pipe.mine:
+            module.eval()
+        outputs = pipe.step(tokens(5)[0], train=False)
+        losses = pipe.step(*tokens(5), train=False)
+        if job.rank == P - 1:
+            assert not any(each.requires_grad for each in outputs)
+            expected = [functional.cross_entropy(y, t) for y, t in zip(outputs, tokens(5)[1].chunk(M), strict=True)]
+            torch.testing.assert_close(losses, torch.stack(expected))
+        for module in pipe.mine:
+            module.train()
+
+    for name in BOTH:
+        undisturbed = train(job, name, lambda pipe: None)
+        assert all(map(torch.equal, undisturbed, train(job, name, evaluate)))
