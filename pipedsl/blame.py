@@ -23,8 +23,10 @@ from pipedsl import syntax
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
 from pipedsl.evaluate import Budget, Evaluator, as_int
 from pipedsl.expand import parameter_values
+from pipedsl.program import Ints
+from pipedsl.replicas import held_chunks, named_chunks, places_of, replicas_of
 from pipedsl.shape import words
-from pipedsl.syntax import For, Function, If, MemoryBlock, Op, Place, RankBlock, Repeat, Schedule, Stages
+from pipedsl.syntax import For, Function, If, MemoryBlock, Op, RankBlock, Repeat, Schedule, Stages
 from pipedsl.words import Block
 
 _NUMBERS = frozenset({"PD205", "PD206"})  # what is said of numbers of operations
@@ -116,41 +118,44 @@ def _blocks(schedule: Schedule, params: Mapping[str, int], limits: Limits) -> It
     budget = Budget(limits)
     functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
     evaluator = Evaluator(functions, values, limits, budget)
-    chunks = _chunks(schedule, evaluator, values["p"])
+    held, stages = _held(schedule, evaluator, values["p"])
+    names = [item.name for item in replicas_of(schedule)]
     left = limits.operations
     for item in schedule.items:
         if not isinstance(item, RankBlock):
             continue
-        block = Block(item, evaluator, values["m"], limits, budget)
+        block = Block(item, evaluator, values["m"], limits, budget, names)
         ranks = [rank for rank in range(values["p"]) if block.covers(rank)]
         runs = []
         for rank in ranks:
-            operations = block.run(rank, chunks[rank], left)
+            chunks = len(held[rank])
+            operations = block.run(rank, chunks, left, named_chunks(schedule, held[rank], stages))
             left -= len(operations.op)
-            each, times = np.unique(operations.op * max(chunks[rank], 1) + operations.chunk, return_counts=True)
-            ops, chunk = np.divmod(each, max(chunks[rank], 1))
+            each, times = np.unique(operations.op * max(chunks, 1) + operations.chunk, return_counts=True)
+            ops, chunk = np.divmod(each, max(chunks, 1))
             runs.append(dict(zip(zip(ops.tolist(), chunk.tolist(), strict=True), times.tolist(), strict=True)))
         kinds = [op.kind for op in block.ops]
         wanted = _wanted(set(kinds))
         if wanted and ranks:
             complete = [
-                {(kind, chunk): values["m"] for kind in wanted for chunk in range(chunks[rank])} for rank in ranks
+                {(kind, chunk): values["m"] for kind in wanted for chunk in range(len(held[rank]))} for rank in ranks
             ]
             lacking = tuple(_lack(own, kinds, all_) for own, all_ in zip(runs, complete, strict=True))
             idle = tuple(rank for rank, own in zip(ranks, runs, strict=True) if not own)
             yield _Ranks(item, tuple(ranks), idle, lacking, tuple(_loops(item, block.ops, runs)))
 
 
-def _chunks(schedule: Schedule, evaluator: Evaluator, ranks: int) -> list[int]:
-    """How many stages every rank holds."""
+def _held(schedule: Schedule, evaluator: Evaluator, ranks: int) -> tuple[list[Ints], int]:
+    """The chunks of every rank, and the number of stages."""
     stages = next(item for item in schedule.items if isinstance(item, Stages))
-    place = next(item for item in schedule.items if isinstance(item, Place))
-    if place.rank is None or place.variable is None:
-        raise DiagnosticError(())
     count = as_int(evaluator.value(stages.count), stages.span, "the number of stages")
-    rank_of = evaluator.compile(place.rank, {place.variable: 0})
-    held = Counter(rank_of([stage]) for stage in range(count))
-    return [held[rank] for rank in range(ranks)]
+    placement = []
+    for place in places_of(schedule):
+        if place.rank is None or place.variable is None:
+            raise DiagnosticError(())
+        rank_of = evaluator.compile(place.rank, {place.variable: 0})
+        placement.append([rank_of([stage]) for stage in range(count)])
+    return held_chunks(np.array(placement), ranks), count
 
 
 def _wanted(kinds: set[str]) -> tuple[str, ...]:

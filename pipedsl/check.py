@@ -13,6 +13,7 @@ from typing import Literal
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
 from pipedsl.evaluate import BUILTINS
 from pipedsl.placements import PLACEMENTS
+from pipedsl.replicas import check_replicas, replicas_of
 from pipedsl.shape import check_depth, recursive_functions, words
 from pipedsl.syntax import (
     Binary,
@@ -87,7 +88,7 @@ def check(schedule: Schedule, limits: Limits | None = None, searching: bool = Fa
 
     `searching`: open orders are what is looked for; without it they are a mistake (PD601).
     """
-    checker = _Checker(schedule)
+    checker = _Checker(schedule, frozenset(item.name for item in replicas_of(schedule)))
     try:
         check_depth(schedule, limits or Limits())
     except DiagnosticError as error:
@@ -142,6 +143,7 @@ class _Checker:
     """Walks a schedule once and collects."""
 
     schedule: Schedule
+    replicas: frozenset[str]
     found: list[Diagnostic] = field(default_factory=list)
     functions: dict[str, Function] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
@@ -198,8 +200,8 @@ class _Checker:
         """`scope` with one more name; a name has one meaning at a time."""
         if name in scope.variables:
             self.say("PD106", f"`{name}` is defined twice", span, "choose another name", scope.variables[name].span)
-        elif name in COSTS or name in METRICS:
-            what = "a cost" if name in COSTS else "a metric"
+        elif name in COSTS or name in METRICS or name in self.replicas:
+            what = "a cost" if name in COSTS else "a metric" if name in METRICS else "a replica"
             self.say("PD106", f"`{name}` already has a meaning: it is {what}", span, help="choose another name")
         return scope.add(name, span, type)
 
@@ -212,7 +214,7 @@ class _Checker:
                 self.say("PD106", f"function `{item.name}` is defined twice", item.span, first=first)
             elif item.name in BUILTINS or item.name in RANK_METRICS:
                 self.say("PD106", f"`{item.name}` is a built-in function", item.span, help="choose another name")
-            elif item.name in top.variables or item.name in METRICS or item.name in COSTS:
+            elif item.name in top.variables or item.name in METRICS or item.name in COSTS or item.name in self.replicas:
                 self.say("PD106", f"`{item.name}` already has a meaning", item.span, help="choose another name")
             self.functions.setdefault(item.name, item)
 
@@ -232,7 +234,7 @@ class _Checker:
 
     def single_items(self) -> None:
         """What must be there once."""
-        replicas = any(isinstance(item, Replica) for item in self.schedule.items)
+        self.found.extend(check_replicas(self.schedule))
         wanted: tuple[tuple[type, str, str], ...] = (
             (Stages, "stages", "`stages p` for one stage a rank"),
             (Place, "place", "`place s -> s` puts stage s on rank s"),
@@ -242,7 +244,7 @@ class _Checker:
             items = [item for item in self.schedule.items if isinstance(item, kind)]
             for item in items[1:]:
                 self.say("PD106", f"`{name}` is given twice", item.span, first=items[0].span)
-            if not items and example and not (kind is Place and replicas):
+            if not items and example and not (kind is Place and self.replicas):
                 self.say("PD115", f"the schedule has no `{name}`", self.schedule.header.span, help=f"write {example}")
         if not any(isinstance(item, RankBlock) for item in self.schedule.items):
             self.say(
@@ -261,7 +263,7 @@ class _Checker:
             case Place():
                 self.place(item, top)
             case Replica():
-                self.planned("`replica`", item.span)
+                self.place(item.place, top)
             case RankBlock():
                 scope = self.define(top, item.variable, item.span)
                 if item.where is not None:
@@ -371,8 +373,7 @@ class _Checker:
     def operation(self, op: Op, scope: _Scope) -> None:
         if op.kind in PLANNED_KINDS:
             self.planned(f"`{op.kind}`", op.span)
-        replicas = [item.name for item in self.schedule.items if isinstance(item, Replica)]
-        if op.chunk is not None and not (isinstance(op.chunk, Name) and op.chunk.id in replicas):
+        if op.chunk is not None and not (isinstance(op.chunk, Name) and op.chunk.id in self.replicas):
             self.expect(op.chunk, scope, "number", "the number of a chunk")
         if op.index is not None:
             self.expect(op.index, scope, "number", "the number of a microbatch")

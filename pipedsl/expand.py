@@ -15,6 +15,7 @@ from pipedsl.evaluate import Budget, Evaluator, Value, as_int, as_truth, fail, n
 from pipedsl.open_words import OpenProgram, check_strands, strands_of
 from pipedsl.placements import PLACEMENTS
 from pipedsl.program import Ints, Kind, Program
+from pipedsl.replicas import held_chunks, named_chunks, places_of, replicas_of
 from pipedsl.sizes import costs_of, memory_of
 from pipedsl.syntax import Expr, Function, Name, Place, RankBlock, Require, Schedule, Stages
 from pipedsl.words import Block, Operations, ops_of
@@ -41,7 +42,7 @@ def expand_open(schedule: Schedule, params: Mapping[str, int], limits: Limits | 
     Raises DiagnosticError as `expand` does, and with PD601 for what strands cannot say.
     """
     expansion = _expansion(schedule, params, limits or Limits(), searching=True)
-    place = next(item for item in schedule.items if isinstance(item, Place))
+    place, *_ = places_of(schedule)
     if place.rank is not None:
         return [expansion.open_program()]
     names = dict.fromkeys(place.choices or PLACEMENTS)
@@ -138,6 +139,7 @@ class _Rows:
 
     kind: Ints
     stage: Ints
+    replica: Ints
     microbatch: Ints
     span: Ints
     operations: Operations
@@ -162,7 +164,7 @@ class _Expansion:
         ops = [op for item in self.schedule.items if isinstance(item, RankBlock) for op in ops_of(item)]
         found = []
         for rank, each in enumerate(rows):
-            names = list(zip(each.kind.tolist(), each.stage.tolist(), strict=True))
+            names = list(zip(each.kind.tolist(), each.replica.tolist(), each.stage.tolist(), strict=True))
             strands = strands_of(each.operations, names)
             written = [ops[number] for number in each.span.tolist()]
             check_strands(program, rank, strands, written, each.operations.index < 0)
@@ -180,7 +182,8 @@ class _Expansion:
         placement = self._placement(stages)
         costs, cost_problems = costs_of(self.schedule, self.evaluator, stages)
         memory, memory_problems = memory_of(self.schedule, self.evaluator, stages, ranks)
-        blocks = [Block(item, self.evaluator, microbatches, self.limits, self.budget) for item in items]
+        names = [item.name for item in replicas_of(self.schedule)]
+        blocks = [Block(item, self.evaluator, microbatches, self.limits, self.budget, names) for item in items]
         owners, problems = self._owners(blocks, ranks)
         rows, rank_problems = self._ranks(blocks, owners, placement)
         problems = [*cost_problems, *memory_problems, *problems, *rank_problems]
@@ -194,12 +197,12 @@ class _Expansion:
             ranks=ranks,
             stages=stages,
             microbatches=microbatches,
-            placement=placement.reshape(1, -1),
+            placement=placement,
             offsets=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64),
             kind=_join([each.kind for each in rows], np.int8),
             stage=stage,
             microbatch=_join([each.microbatch for each in rows], np.int32),
-            replica=np.zeros(len(stage), np.int8),
+            replica=_join([each.replica for each in rows], np.int8),
             span=_join([each.span for each in rows], np.int32),
             spans=tuple(op.span for block in blocks for op in block.ops),
             costs=costs,
@@ -213,25 +216,28 @@ class _Expansion:
         stages = as_int(self.evaluator.value(item.count), item.count.span, "the number of stages")
         if stages < 1:
             fail("PD202", f"there must be at least 1 stage, not {stages}", item.count.span)
-        if 2 * stages * microbatches > self.limits.operations:
+        copies = len(places_of(self.schedule))
+        if 2 * stages * microbatches * copies > self.limits.operations:
             fail(
                 "PD104",
-                f"{stages:,} stages and {microbatches:,} microbatches need {2 * stages * microbatches:,} operations "
-                f"or more, the limit is {self.limits.operations:,}",
+                f"{stages:,} stages and {microbatches:,} microbatches need {2 * stages * microbatches * copies:,} "
+                f"operations or more, the limit is {self.limits.operations:,}",
                 item.span,
                 help="use smaller parameters, or raise the limit on operations",
             )
         return stages
 
     def _placement(self, stages: int) -> Ints:
-        """The rank of every stage: (stages,). Raises PD202 for the first stage on no rank."""
+        """The rank of every stage of every copy: (replicas, stages). Raises PD202 for the first stage on no rank."""
+        return np.array([self._placed(place, stages) for place in places_of(self.schedule)], np.int32)
+
+    def _placed(self, place: Place, stages: int) -> list[int]:
         count = next(item.count for item in self.schedule.items if isinstance(item, Stages))
-        place = next(item for item in self.schedule.items if isinstance(item, Place))
         ranks = self.values["p"]
         self.budget.spend(stages, place.span)
         if self.layout is not None:
             rank_in = PLACEMENTS[self.layout]
-            return np.array([rank_in(stage, stages, ranks) for stage in range(stages)], np.int32)
+            return [rank_in(stage, stages, ranks) for stage in range(stages)]
         assert place.rank is not None
         assert place.variable is not None
         rank_of = self.evaluator.compile(place.rank, {place.variable: 0})
@@ -242,7 +248,7 @@ class _Expansion:
                 message = f"stage {stage} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}"
                 raise DiagnosticError([_misplaced(message, place.rank, count)])
             placement.append(rank)
-        return np.array(placement, np.int32)
+        return placement
 
     def _owners(self, blocks: list[Block], ranks: int) -> tuple[list[int], list[Diagnostic]]:
         """The number of the block of every rank (-1 where there is none), and PD201 where it is not one."""
@@ -284,22 +290,20 @@ class _Expansion:
         rows: list[_Rows] = []
         first_op = np.cumsum([0, *(len(block.ops) for block in blocks)])
         kinds = [np.array([Kind[op.kind] for op in block.ops], np.int8) for block in blocks]
-        by_rank = np.argsort(placement, kind="stable")
-        bounds = np.searchsorted(placement[by_rank], np.arange(len(owners) + 1))
+        held = held_chunks(placement, len(owners))
         left = self.limits.operations
         for rank, owner in enumerate(owners):
             if owner < 0:
                 continue
-            stages = by_rank[bounds[rank] : bounds[rank + 1]]
             try:
-                each, problems = self._rank(rank, blocks[owner], kinds[owner], stages, left)
+                each, problems = self._rank(rank, blocks[owner], kinds[owner], held[rank], placement.shape[1], left)
                 rows.append(replace(each, span=each.span + first_op[owner]))
                 left -= len(each.kind)
             except DiagnosticError as error:
                 if any(d.code == "PD104" for d in error.diagnostics):
                     raise
                 problems = list(error.diagnostics)
-                if not len(stages):
+                if not len(held[rank]):
                     problems = [self._without_stages(rank, problem) for problem in problems]
             for problem in problems:
                 key = (problem.code, problem.span)
@@ -308,16 +312,18 @@ class _Expansion:
                     found.append(replace(problem, notes=(*problem.notes, self._on(rank))))
         return rows, found
 
-    def _rank(self, rank: int, block: Block, kinds: Ints, stages: Ints, left: int) -> tuple[_Rows, list[Diagnostic]]:
-        operations = block.run(rank, len(stages), left)
+    def _rank(
+        self, rank: int, block: Block, kinds: Ints, held: Ints, stages: int, left: int
+    ) -> tuple[_Rows, list[Diagnostic]]:
+        operations = block.run(rank, len(held), left, named_chunks(self.schedule, held, stages))
         kind = kinds[operations.op]
-        microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(stages))
-        stage = stages[operations.chunk] if len(operations.op) else operations.chunk
-        return _Rows(kind, stage, microbatch, operations.op, operations), problems
+        microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(held))
+        replica, stage = np.divmod(held[operations.chunk] if len(operations.op) else operations.chunk, stages)
+        return _Rows(kind, stage, replica, microbatch, operations.op, operations), problems
 
     def _without_stages(self, rank: int, problem: Diagnostic) -> Diagnostic:
         """PD204 on a rank that holds nothing, at what places the stages."""
-        place = next(item for item in self.schedule.items if isinstance(item, Place))
+        place, *_ = places_of(self.schedule)
         if problem.code != "PD204" or problem.span is None or place.rank is None:
             return problem
         labels = (Label(problem.span, f"rank {rank} runs an operation here"),)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label
 from pipedsl.evaluate import fail
 from pipedsl.program import Ints, Kind, Program
@@ -105,11 +107,12 @@ def check_strands(program: Program, rank: int, found: Strands, ops: Sequence[Op]
     """
     first = program.rows(rank).start
     strand_of: dict[tuple[int, int], tuple[int, int]] = {}
+    flat = flat_stages(program)
     for number, strand in enumerate(found.strands):
         for row in strand:
             if not counted[row]:
                 continue
-            name = (int(program.kind[first + row]), int(program.stage[first + row]))
+            name = (int(program.kind[first + row]), int(flat[first + row]))
             other, where = strand_of.setdefault(name, (number, row))
             if other != number:
                 label = Label(ops[where].span, "and here")
@@ -128,6 +131,11 @@ def check_strands(program: Program, rank: int, found: Strands, ops: Sequence[Op]
             raise DiagnosticError([Diagnostic("PD601", message, ops[after].span, (label,), help=_HELP)])
 
 
+def flat_stages(program: Program) -> Ints:
+    """The stage of every row, numbered through all replicas: (operations,)."""
+    return program.replica.astype(np.int64) * program.stages + program.stage
+
+
 def _clock(program: Program, rank: int, strands: Sequence[Sequence[int]]) -> list[list[int]]:
     """Per row and strand, the place in the strand of the last operation that is before the row in every order.
 
@@ -140,10 +148,13 @@ def _clock(program: Program, rank: int, strands: Sequence[Sequence[int]]) -> lis
         for k in range(1, len(strand)):
             before[strand[k]].append(strand[k - 1])
     own = slice(rows.start, rows.stop)
-    columns = (program.kind[own].tolist(), program.stage[own].tolist(), program.microbatch[own].tolist())
+    columns = (program.kind[own].tolist(), flat_stages(program)[own].tolist(), program.microbatch[own].tolist())
     where = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    stages = [stage for _, stage in program.chunks(rank)]
+    by_replica: dict[int, list[int]] = {}
+    for replica, stage in program.chunks(rank):
+        by_replica.setdefault(replica, []).append(replica * program.stages + stage)
     for (kind, stage, i), row in where.items():
+        stages = by_replica[stage // program.stages]
         at = stages.index(stage)
         needs: list[tuple[Kind, int]] = []
         if kind == Kind.F and at:
@@ -182,12 +193,9 @@ def check_possible(open_program: OpenProgram) -> None:
     count = len(program)
     after: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
-    where = {
-        key: row
-        for row, key in enumerate(
-            zip(program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist(), strict=True)
-        )
-    }
+    columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
+    where = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    depth = program.stages
 
     def need(row: int, kinds: Sequence[Kind], stage: int, i: int) -> None:
         for kind in kinds:
@@ -198,10 +206,12 @@ def check_possible(open_program: OpenProgram) -> None:
 
     for (kind, stage, i), row in where.items():
         if kind == Kind.F:
-            need(row, (Kind.F,), stage - 1, i)
+            if stage % depth:
+                need(row, (Kind.F,), stage - 1, i)
         elif kind in _BACKWARD:
             need(row, (Kind.F,), stage, i)
-            need(row, _BACKWARD, stage + 1, i)
+            if (stage + 1) % depth:
+                need(row, _BACKWARD, stage + 1, i)
         else:
             need(row, (Kind.I,), stage, i)
     for strands in open_program.strands:

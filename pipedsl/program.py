@@ -62,6 +62,11 @@ class Costs:
             Kind.W: self.backward_weight,
         }[kind]
 
+    def repeated(self, copies: int) -> Costs:
+        """Those of the stages of so many replicas, one after the other."""
+        each = (self.forward, self.backward, self.backward_input, self.backward_weight, self.send)
+        return Costs(*(values * copies for values in each))
+
 
 @dataclass(frozen=True)
 class Memory:

@@ -13,7 +13,6 @@ from textwrap import wrap
 
 import numpy as np
 
-from pipedsl.diagnostics import Diagnostic, DiagnosticError
 from pipedsl.growth import Growth
 from pipedsl.program import Ints, Kind, Program
 from pipedsl.rank_classes import RankClass, class_words, rank_classes
@@ -26,13 +25,11 @@ _COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "b
 
 
 def program_text(program: Program, comment: str = "", claims: Sequence[str] = (), growth: Growth | None = None) -> str:
-    """The text; `expand` makes the same program of it. Raises DiagnosticError (PD113) for replicas.
+    """The text; `expand` makes the same program of it. Replicas are called `copy0`, `copy1`, ...
 
     `claims`: those of its `expect` block. A line end in `comment` stays one. With a `growth` (of `classes_of`), m is a
     parameter, and what the program has is the default.
     """
-    if program.placement.shape[0] > 1:
-        raise DiagnosticError([Diagnostic("PD113", "a schedule with replicas cannot be written", program.header_span)])
     p, m = program.ranks, program.microbatches
     said = [part for line in comment.splitlines() for part in wrap(line, _WIDTH - 2)]
     lines = [f"# {line}".rstrip() for line in said]
@@ -41,7 +38,7 @@ def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()
         _requirement(p, m, growth),
         "",
         f"stages {program.stages}",
-        f"place s -> {_placement(program.placement[0].tolist(), p)}",
+        *_places(program),
     ]
     for number, found in enumerate(classes_of(program)):
         counts = [_affine(term.slope, term.base, p) for term in found.terms]
@@ -68,6 +65,12 @@ def _requirement(p: int, m: int, growth: Growth | None) -> str:
     return f'require {condition}, "written for {p} ranks and m = {shortest}, {shortest + period}, ..."'
 
 
+def _places(program: Program) -> list[str]:
+    """`place`, or a `replica` for each copy."""
+    places = [f"place s -> {_placement(ranks, program.ranks)}" for ranks in program.placement.tolist()]
+    return places if len(places) == 1 else [f"replica copy{k} {{ {place} }}" for k, place in enumerate(places)]
+
+
 def _wrapped(line: str) -> list[str]:
     """A line as several where it is long; layout is free."""
     if len(line) <= _WIDTH or '"' in line:
@@ -82,23 +85,24 @@ def _names(program: Program, rank: int) -> list[str]:
     """A rank's operations as the text has them, one by one."""
     rows = program.rows(rank)
     chunks = program.chunks(rank)
-    number = {stage: chunk for chunk, (_, stage) in enumerate(chunks)}
+    number = {replica * program.stages + stage: chunk for chunk, (replica, stage) in enumerate(chunks)}
     part = slice(rows.start, rows.stop)
-    kinds, stages, microbatches = (column[part] for column in (program.kind, program.stage, program.microbatch))
-    counted = _in_order(kinds, stages, microbatches)
+    kinds, microbatches = program.kind[part], program.microbatch[part]
+    held = program.replica[part].astype(np.int64) * program.stages + program.stage[part]
+    counted = _in_order(kinds, held, microbatches)
     names = []
-    for kind, stage, microbatch in zip(kinds.tolist(), stages.tolist(), microbatches.tolist(), strict=True):
+    for kind, stage, microbatch in zip(kinds.tolist(), held.tolist(), microbatches.tolist(), strict=True):
         at = f"@{number[stage]}" if len(chunks) > 1 else ""
         index = "" if (kind, stage) in counted else f"[{microbatch}]"
         names.append(f"{Kind(kind).name}{at}{index}")
     return names
 
 
-def _in_order(kinds: Ints, stages: Ints, microbatches: Ints) -> set[tuple[int, int]]:
-    """The (kind, stage) whose microbatches run as they are numbered."""
+def _in_order(kinds: Ints, held: Ints, microbatches: Ints) -> set[tuple[int, int]]:
+    """The (kind, stage of a replica) whose microbatches run as they are numbered."""
     found = set()
-    for kind, stage in set(zip(kinds.tolist(), stages.tolist(), strict=True)):
-        own = microbatches[(kinds == kind) & (stages == stage)]
+    for kind, stage in set(zip(kinds.tolist(), held.tolist(), strict=True)):
+        own = microbatches[(kinds == kind) & (held == stage)]
         if np.array_equal(own, np.arange(len(own))):
             found.add((kind, stage))
     return found
@@ -159,6 +163,8 @@ def _placement(ranks: Sequence[int], p: int) -> str:
         return f"s // {stages // p}" if p > 1 else "0"
     if p > 1 and list(ranks) == [*range(p), *reversed(range(p))]:
         return f"s if s < p else {2 * p - 1} - s"
+    if p > 1 and list(ranks) == [*reversed(range(p))]:
+        return "p - 1 - s"
     return _choice("s", ranks, str)
 
 

@@ -14,7 +14,7 @@ from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.evaluate import Evaluator, as_number, fail
 from pipedsl.expand import expand_open
 from pipedsl.occupancy import constant_part
-from pipedsl.open_words import OpenProgram, check_possible
+from pipedsl.open_words import OpenProgram, check_possible, flat_stages
 from pipedsl.program import COMMUNICATION, Kind, Program
 from pipedsl.syntax import Binary, Call, Compare, Expr, Function, Minimize, Name, Schedule, SubjectTo
 from verify.search.problem import Objective, Operation, Problem, make_problem
@@ -100,17 +100,19 @@ def _check_rows(each: OpenProgram) -> None:
 
 def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
     program, memory = each.program, each.program.memory
-    columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
+    copies = program.placement.shape[0]
+    columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     operations = [Operation(Kind(kind), stage, i) for kind, stage, i in zip(*columns, strict=True)]
     minimized = [item.objective for item in schedule.items if isinstance(item, Minimize)]
     return make_problem(
-        placement=program.placement[0].tolist(),
+        placement=program.placement.ravel().tolist(),
+        replicas=copies,
         microbatches=program.microbatches,
-        costs=program.costs,
+        costs=program.costs.repeated(copies),
         cap=activation_caps(program, caps),
         # What is kept beside the activation until B or I ends is as a larger activation, of which I gives back more.
-        activation=[a + i for a, i in zip(memory.activation, memory.input, strict=True)],
-        held_by_w=memory.held_by_w,
+        activation=[a + i for a, i in zip(memory.activation, memory.input, strict=True)] * copies,
+        held_by_w=memory.held_by_w * copies,
         objective=Objective(minimized[0] if minimized else "makespan"),
         strands=tuple(
             tuple(tuple(operations[row] for row in strand) for strand in strands if strand) for strands in each.strands

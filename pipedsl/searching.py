@@ -18,6 +18,7 @@ import numpy as np
 
 from pipedsl.api import rejection, with_claims
 from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps, tasks
 from pipedsl.search_runs import Job, News, Outcome, run_jobs
@@ -280,7 +281,7 @@ def _overflow(program: Program, report: Report) -> list[Fraction]:
 def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
     """The orders as a program of the file: its names, places in the text, costs and sizes, and these caps."""
     program = task.program
-    columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
+    columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
     rows = np.array([row_of[(int(op.kind), op.stage, op.microbatch)] for order in orders for op in order], np.int64)
     return replace(

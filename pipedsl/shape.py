@@ -22,6 +22,7 @@ from pipedsl.syntax import (
     Place,
     RankBlock,
     Repeat,
+    Replica,
     Require,
     Schedule,
     Sequence,
@@ -195,6 +196,8 @@ def _expressions(schedule: Schedule) -> list[Expr]:
                 found.append(item.count)
             case Place():
                 found.append(item.rank)
+            case Replica():
+                found.append(item.place.rank)
             case Function():
                 found.append(item.body)
             case RankBlock():

@@ -107,9 +107,10 @@ def _held(best: Smallest) -> str:
     rank = min(room)[1]
     rows = program.rows(rank)
     at = used.peak(rank).row
-    held: dict[tuple[int, int], str] = {}
+    held: dict[tuple[int, int, int], str] = {}
     for row in range(rows.start, at + 1):
-        kind, key = Kind(program.kind[row]), (int(program.stage[row]), int(program.microbatch[row]))
+        place = (int(program.replica[row]), int(program.stage[row]))
+        kind, key = Kind(program.kind[row]), (*place, int(program.microbatch[row]))
         if kind == Kind.F:
             held[key] = "F"
         elif kind == Kind.I:
@@ -117,7 +118,7 @@ def _held(best: Smallest) -> str:
         elif row < at:
             held.pop(key, None)
     names = [f"F[{i}] of stage {stage}" if kind == "F" else f"I[{i}] of stage {stage}, until W"
-             for (stage, i), kind in held.items()]  # fmt: skip
+             for (_, stage, i), kind in held.items()]  # fmt: skip
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return (
         f"with it rank {rank} holds at its peak, when {program.label(at)} runs: {', '.join(names[:MOST_NAMED])}{more}"

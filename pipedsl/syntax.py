@@ -226,7 +226,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Replica:
-    """`replica name { place s -> e }`. Reserved."""
+    """`replica name { place s -> e }`: a copy of all stages. Operations name it: `F@name`."""
 
     name: str
     place: Place

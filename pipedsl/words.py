@@ -6,7 +6,7 @@ and run once per rank. `A * n` runs its body once and tiles the array, as a body
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from pipedsl.diagnostics import Limits, Span
 from pipedsl.evaluate import NODES_PER_STEP, Budget, Closure, Environment, Evaluator, as_int, as_truth, fail
+from pipedsl.replicas import Named
 from pipedsl.shape import size, words
-from pipedsl.syntax import Expr, For, If, Let, Op, Overlap, RankBlock, Repeat, Sequence, Shuffle, Word
+from pipedsl.syntax import Expr, For, If, Let, Name, Op, Overlap, RankBlock, Repeat, Sequence, Shuffle, Word
 
 Codes = NDArray[np.int64]
 
@@ -30,11 +31,12 @@ OPEN, NEXT, CLOSE = -1, -2, -3
 class Output:
     """The operations of one rank so far: arrays that are done, and the list that grows.
 
-    `spare`: how long the list may become before the limit on operations is reached.
+    `spare`: how long the list may become before the limit on operations. `named`: the chunks of each replica.
     """
 
-    def __init__(self, chunks: int, left: int, limit: int) -> None:
+    def __init__(self, chunks: int, left: int, limit: int, named: Named) -> None:
         self.chunks = chunks
+        self.named = named
         self.limit = limit
         self.spare = left
         self.tail: list[int] = []
@@ -42,7 +44,7 @@ class Output:
 
     def scratch(self) -> Output:
         """A place for the body of a repetition."""
-        return Output(self.chunks, self.spare, self.limit)
+        return Output(self.chunks, self.spare, self.limit, self.named)
 
     def check(self, more: int, span: Span) -> None:
         """PD104 when `more` operations do not fit any more."""
@@ -99,7 +101,16 @@ def ops_of(block: RankBlock) -> list[Op]:
 class Block:
     """A `rank` block, compiled. `ops` are its operations in the order of the text."""
 
-    def __init__(self, block: RankBlock, evaluator: Evaluator, microbatches: int, limits: Limits, budget: Budget):
+    def __init__(
+        self,
+        block: RankBlock,
+        evaluator: Evaluator,
+        microbatches: int,
+        limits: Limits,
+        budget: Budget,
+        replicas: Collection[str] = (),
+    ):
+        self._replicas = replicas
         self._evaluator = evaluator
         self._microbatches = microbatches
         self._budget = budget
@@ -119,9 +130,9 @@ class Block:
             return True
         return as_truth(self._where([rank]), self.block.where.span, "what stands after `where`")
 
-    def run(self, rank: int, chunks: int, left: int) -> Operations:
+    def run(self, rank: int, chunks: int, left: int, named: Named) -> Operations:
         """The operations of `rank`, at most `left`; it holds `chunks` chunks. Raises DiagnosticError."""
-        output = Output(chunks, left, self._limits.operations)
+        output = Output(chunks, left, self._limits.operations, named)
         environment: Environment = [None] * self._slots
         environment[0] = rank
         self._run(environment, output)
@@ -282,6 +293,17 @@ class Block:
                 out.tail.append(number * stride + (0 if microbatch is None else microbatch(env)))
 
             return alone
+        if isinstance(word.chunk, Name) and word.chunk.id in self._replicas:
+            name = word.chunk.id
+
+            def of_replica(env: Environment, out: Output) -> None:
+                held = out.named[name]
+                if len(held) != 1:
+                    _refuse_replica(word, name, held)
+                at = (number * out.chunks + held[0]) * stride
+                out.tail.append(at if microbatch is None else at + microbatch(env))
+
+            return of_replica
         chunk, span = self._evaluator.compile(word.chunk, scope), word.chunk.span
 
         def of_chunk(env: Environment, out: Output) -> None:
@@ -318,3 +340,13 @@ class Block:
             fail("PD204", f"`{op.kind}` must name its chunk: this rank holds {chunks}", op.span, help=f"write {names}")
         held = "only chunk 0" if chunks == 1 else f"chunks 0 .. {chunks - 1}"
         fail("PD204", f"there is no chunk {which}: this rank holds {held}", op.span)
+
+
+def _refuse_replica(op: Op, name: str, held: range) -> None:
+    """PD204 for an operation of a replica of which the rank holds no stage, or several."""
+    assert op.chunk is not None
+    if not held:
+        message = f"`{op.kind}@{name}` on a rank that holds no stage of `{name}`"
+        fail("PD204", message, op.chunk.span, help="see where the replica is placed, or add a `where`")
+    message = f"this rank holds {len(held)} stages of `{name}`"
+    fail("PD204", message, op.chunk.span, help=f"name the chunk: `{op.kind}@{held[0]}` .. `{op.kind}@{held[-1]}`")

@@ -69,9 +69,9 @@ def _missing(
     microbatches = np.flatnonzero(absent)
     sends = kind in (Kind.SEND_F, Kind.SEND_B)
     names = f"microbatch{'es' if len(microbatches) > 1 else ''} {first_few(microbatches.tolist(), len(microbatches))}"
-    message = (
-        f"{kind.name} of stage {stage} is missing for {names}: {what} {'to' if sends else 'from'} stage {stage + step}"
-    )
+    copy = f" of replica {replica}" if program.placement.shape[0] > 1 else ""
+    toward = f"{'to' if sends else 'from'} stage {stage + step}"
+    message = f"{kind.name} of stage {stage}{copy} is missing for {names}: {what} {toward}"
     kinds = (Kind.F,) if kind in (Kind.SEND_F, Kind.RECV_F) else (Kind.B, Kind.I)
     rows = np.flatnonzero(np.isin(program.kind, kinds) & (program.stage == stage) & (program.replica == replica))
     row = int(rows[program.microbatch[rows] == microbatches[0]][0])

@@ -128,7 +128,7 @@ class _Absences:
 
     def __init__(self, program: Program, width: int) -> None:
         self.program, self.width = program, width
-        self.groups: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+        self.groups: dict[tuple[str, tuple[int, ...], int, int], list[int]] = {}
 
     def all_but(self, what: str, present: Ints) -> None:
         """`what` runs for the keys of `present`, and should for every stage and microbatch."""
@@ -140,18 +140,23 @@ class _Absences:
             there = present[ends[group] - count[group] : ends[group]] % self.width
             # Of the first `there + 4` microbatches at least four are absent, if that many are at all.
             some = np.setdiff1d(np.arange(min(m, len(there) + 4)), there)[:4]
-            self.groups.setdefault((what, tuple(some.tolist()), m - len(there)), []).append(group)
+            self._add(what, some, m - len(there), group)
 
     def those(self, what: str, keys: Ints) -> None:
         """`what` is absent for `keys`."""
         for group in np.unique(keys // self.width).tolist():
             absent = keys[keys // self.width == group] % self.width
-            self.groups.setdefault((what, tuple(absent[:4].tolist()), len(absent)), []).append(group)
+            self._add(what, absent[:4], len(absent), group)
+
+    def _add(self, what: str, microbatches: Ints, count: int, group: int) -> None:
+        key = (what, tuple(microbatches.tolist()), count, group // self.program.stages)
+        self.groups.setdefault(key, []).append(group)
 
     def diagnostics(self) -> list[Diagnostic]:
         found = []
-        for (what, microbatches, count), groups in self.groups.items():
-            where = counted_list("stage", sorted({group % self.program.stages for group in groups}))
+        for (what, microbatches, count, replica), groups in self.groups.items():
+            where = counted_list("stage", sorted(group % self.program.stages for group in groups))
+            where += f" of replica {replica}" if self.program.placement.shape[0] > 1 else ""
             missing = f"microbatch{'es' if count > 1 else ''} {first_few(microbatches, count)}"
             message = f"{what} of {where} never runs for {missing}"
             found.append(Diagnostic("PD206", message, self._span(groups[0])))

@@ -14,6 +14,7 @@ from pipedsl.expand import expand
 from pipedsl.parametric.values import Growing, Scope, Unanalysable, of_line
 from pipedsl.parametric.words import ParametricBlock, Unknown
 from pipedsl.program import Program
+from pipedsl.replicas import places_of
 from pipedsl.sizes import costs_of, memory_of
 from pipedsl.syntax import (
     CostBlock,
@@ -23,7 +24,6 @@ from pipedsl.syntax import (
     Item,
     MemoryBlock,
     MemoryEntry,
-    Place,
     RankBlock,
     Require,
     Schedule,
@@ -136,7 +136,9 @@ class Residue:
         return next(item for item in self.schedule.items if isinstance(item, kind))
 
     def _placement(self, evaluator: Evaluator, stages: int, ranks: int) -> list[int]:
-        place = next(item for item in self.schedule.items if isinstance(item, Place))
+        place, *others = places_of(self.schedule)
+        if others:
+            raise Unknown(others[0].span, "there are replicas")
         assert place.rank is not None
         assert place.variable is not None
         found = []

@@ -88,7 +88,8 @@ def legend_line(program: Program) -> Line:
     for kind, text in what.items():
         if kind in used:
             pieces += [(STYLES[kind], text), ", "]
-    return line(*pieces, ". idle; the glyph is the microbatch")
+    copies = ", counted through the replicas" if program.placement.shape[0] > 1 else ""
+    return line(*pieces, f". idle; the glyph is the microbatch{copies}")
 
 
 def _grid(timeline: Timeline, room: int | None) -> Grid:
@@ -136,7 +137,8 @@ def _row(program: Program, timeline: Timeline, rows: range, grid: Grid) -> tuple
         row = rows.start + int(lasting[index])
         kind = Kind(program.kind[row])
         glyphs = GLYPHS[kind]
-        pieces.append((STYLES[kind], glyphs[int(program.microbatch[row]) % len(glyphs)]))
+        number = int(program.replica[row]) * program.microbatches + int(program.microbatch[row])
+        pieces.append((STYLES[kind], glyphs[number % len(glyphs)]))
     first = (start + half - 1) // (2 * half)  # the first column whose middle is not before the start
     unseen = int(np.count_nonzero((2 * first + 1) * half >= end))
     return with_cut(pieces, grid), unseen

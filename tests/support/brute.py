@@ -9,16 +9,17 @@ from pipedsl.program import Kind
 from verify.search.problem import Objective, Operation, Problem
 
 
-def interleavings(strands: tuple[tuple[Operation, ...], ...]) -> list[tuple[Operation, ...]]:
-    """All interleavings in which the operations of one rank do not contradict each other."""
+def interleavings(strands: tuple[tuple[Operation, ...], ...], depth: int) -> list[tuple[Operation, ...]]:
+    """All interleavings in which the operations of one rank do not contradict each other. `depth`: stages a replica."""
     found: list[tuple[Operation, ...]] = []
     order: list[Operation] = []
     done: set[tuple[str, int, int]] = set()
     at = [0] * len(strands)
-    stages = {operation.stage for strand in strands for operation in strand}
+    all_stages = {operation.stage for strand in strands for operation in strand}
 
     def may(operation: Operation) -> bool:
         kind, stage, i = operation
+        stages = [s for s in all_stages if s // depth == stage // depth]
         if kind == Kind.F:
             return all(("F", s, i) in done for s in stages if s < stage)
         if kind == Kind.W:
@@ -74,7 +75,7 @@ def cost(problem: Problem, orders: tuple[tuple[Operation, ...], ...]) -> int | N
                 name = {Kind.F: "F", Kind.W: "W"}.get(kind, "I")
                 start = free[r]
                 source = stage - 1 if name == "F" else stage + 1
-                if name != "W" and 0 <= source < problem.stages:
+                if name != "W" and source // problem.depth == stage // problem.depth:
                     if (name, source, i) not in end:
                         break
                     away = problem.placement[source] != problem.placement[stage]
@@ -94,7 +95,7 @@ def cost(problem: Problem, orders: tuple[tuple[Operation, ...], ...]) -> int | N
 def optimum(problem: Problem, most: int = 100_000) -> Fraction | None:
     """The least value of any orders; None where none fits. Raises ValueError where there are too many to try."""
     choices = [
-        [order for order in interleavings(strands) if fits(problem, r, order)]
+        [order for order in interleavings(strands, problem.depth) if fits(problem, r, order)]
         for r, strands in enumerate(problem.strands)
     ]
     count = 1

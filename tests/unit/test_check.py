@@ -69,7 +69,7 @@ def test_a_schedule_without_mistakes() -> None:
         ("PD113", HEAD + "rank r { (F & B) * m }"),
         ("PD113", HEAD + "rank r { F * m B * m REDUCE }"),
         ("PD601", "schedule x(p, m)\nstages p\nplace ?\n" + BODY),
-        ("PD113", "schedule x(p, m)\nstages p\nreplica up { place s -> s }\n" + BODY),
+        ("PD115", "schedule x(p, m)\nstages p\nreplica up { place s -> s }\n" + BODY),
         ("PD601", HEAD + BODY + "minimize makespan"),
         ("PD601", HEAD + BODY + "subject to p > 1"),
         ("PD113", HEAD + BODY + "depend F[k]@s on F[k - 1]@s"),

@@ -9,7 +9,6 @@ from closed import closed
 from words import interleaved, memory, one_f_one_b, word_program, zb_h1
 
 from pipedsl.api import load, parse_text, verify
-from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
 from pipedsl.program import Program
 from pipedsl.sched_text import program_text
@@ -75,12 +74,6 @@ def test_usual_placements_are_formulas(placement: list[int], text: str) -> None:
     program = word_program([word + [f"B0@{op[3:]}" for op in reversed(word)] for word in words], placement)
     assert f"place s -> {text}\n" in program_text(program)
     assert same(read(program_text(program)), program)
-
-
-def test_replicas_are_refused() -> None:
-    program = word_program(one_f_one_b(2, 2))
-    with pytest.raises(DiagnosticError, match="replicas"):
-        program_text(replace(program, placement=np.concatenate((program.placement, program.placement))))
 
 
 def test_a_steady_state_is_written_once() -> None:

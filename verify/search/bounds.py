@@ -77,13 +77,14 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     for r, room in enumerate(model.room):
         if room is None:
             continue
-        stages = [s for s in range(problem.stages) if problem.placement[s] == r]
-        needed = sum(problem.activation[s] for s in stages)
-        if needed > room and problem.microbatches and stages:
+        replicas = problem.chains_of(r)
+        needed = max((sum(problem.activation[s] for s in stages) for stages in replicas), default=0)
+        if needed > room and problem.microbatches:
             raise Infeasible(r, needed, f"rank {r} holds {needed} when the last of its stages runs one microbatch")
         if not ordered[r]:
             continue
-        for at, s in enumerate(stages):
+        for stages, at in [(own, at) for own in replicas for at in range(len(own))]:
+            s = stages[at]
             whole, held = sum(problem.activation[u] for u in stages[: at + 1]), problem.held_by_w[s]
             if not whole:
                 continue
@@ -279,7 +280,7 @@ def round_trips(model: Model) -> list[int]:
     input_time, rest_time = _backward_times(model)
     found = []
     for r in range(problem.ranks):
-        stages = [s for s in range(problem.stages) if problem.placement[s] == r]
+        stages = [s for chain in problem.chains_of(r) for s in chain]
         if len(stages) == 1 and ordered[r] and problem.microbatches:
             found.append(_idle(model, r, stages[0], input_time, rest_time))
         else:
@@ -292,7 +293,7 @@ def _idle(model: Model, r: int, s: int, input_time: list[int], rest_time: list[t
     m, room, whole, held = problem.microbatches, model.room[r], problem.activation[s], problem.held_by_w[s]
     forward, (both, weights) = problem.duration[Kind.F][s], rest_time[s]
     gap = 0
-    for t in range(s + 1, problem.stages):
+    for t in range(s + 1, (s // problem.depth + 1) * problem.depth):
         hops = (problem.send[t - 1] + problem.send[t]) if problem.placement[t] != problem.placement[t - 1] else 0
         gap += hops + problem.duration[Kind.F][t] + input_time[t]
     cap = m if room is None or not whole else min(m, room // whole)

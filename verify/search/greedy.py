@@ -163,10 +163,11 @@ def reserves(model: Model) -> list[int]:
     problem = model.problem
     if any(_fixed(model, pairs) for pairs in model.strands):
         return [0] * len(model)
-    after = [
-        sum(problem.activation[t] for t in range(s + 1, problem.stages) if problem.placement[t] == problem.placement[s])
-        for s in range(problem.stages)
-    ]
+    after = [0] * problem.stages
+    for rank in range(problem.ranks):
+        for stages in problem.chains_of(rank):
+            for at, s in enumerate(stages):
+                after[s] = sum(problem.activation[t] for t in stages[at + 1 :])
     return [after[operation.stage] if operation.kind == Kind.F else 0 for operation in model.operations]
 
 

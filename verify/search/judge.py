@@ -35,35 +35,36 @@ def program_of(problem: Problem, orders: Orders) -> Program:
     """The Program that runs these orders."""
     rows = [operation for rank in orders for operation in rank]
     columns = np.array(rows, np.int64).reshape(-1, 3)
+    replica, stage = np.divmod(columns[:, 1], max(1, problem.depth))
 
-    def times(kind: Kind) -> tuple[Fraction, ...]:
-        return tuple(value * problem.time_unit for value in problem.duration[kind])
+    def times(values: tuple[int, ...]) -> tuple[Fraction, ...]:
+        return tuple(value * problem.time_unit for value in values[: problem.depth])
 
     def sizes(values: tuple[int, ...]) -> tuple[Fraction, ...]:
-        return tuple(value * problem.size_unit for value in values)
+        return tuple(value * problem.size_unit for value in values[: problem.depth])
 
-    nothing = (Fraction(0),) * problem.stages
+    nothing = (Fraction(0),) * problem.depth
     source = Source("search", "")
     return Program(
         name="search",
         params={"p": problem.ranks, "m": problem.microbatches},
         ranks=problem.ranks,
-        stages=problem.stages,
+        stages=problem.depth,
         microbatches=problem.microbatches,
-        placement=np.array([problem.placement], np.int32),
+        placement=np.array(problem.placement, np.int32).reshape(problem.replicas, -1),
         offsets=np.cumsum([0, *(len(rank) for rank in orders)]),
         kind=columns[:, 0].astype(np.int8),
-        stage=columns[:, 1].astype(np.int32),
+        stage=stage.astype(np.int32),
         microbatch=columns[:, 2].astype(np.int32),
-        replica=np.zeros(len(rows), np.int32),
+        replica=replica.astype(np.int32),
         span=np.zeros(len(rows), np.int64),
         spans=(Span(source, 0, 0),),
         costs=Costs(
-            times(Kind.F),
-            times(Kind.B),
-            times(Kind.I),
-            times(Kind.W),
-            tuple(value * problem.time_unit for value in problem.send),
+            times(problem.duration[Kind.F]),
+            times(problem.duration[Kind.B]),
+            times(problem.duration[Kind.I]),
+            times(problem.duration[Kind.W]),
+            times(problem.send),
         ),
         memory=Memory(
             activation=sizes(problem.activation),

@@ -71,16 +71,16 @@ def model_of(problem: Problem) -> Model:
             row += len(items)
     local, upstream, lag, feeds = [], [], [], [NONE] * len(operations)
     take, give = [], []
-    top = problem.stages - 1
+    depth = problem.depth
     for row, (kind, stage, i) in enumerate(operations):
         whole, held = problem.activation[stage], problem.held_by_w[stage]
         take.append(whole if kind == Kind.F else 0)
         give.append({Kind.F: 0, Kind.B: whole, Kind.I: whole - held, Kind.W: held}[kind])
         local.append(_local(number, kind, stage, i))
         source = NONE
-        if kind == Kind.F and stage:
+        if kind == Kind.F and stage % depth:
             source = number[Operation(Kind.F, stage - 1, i)]
-        elif kind in (Kind.B, Kind.I) and stage < top:
+        elif kind in (Kind.B, Kind.I) and (stage + 1) % depth:
             source = _backward(number, stage + 1, i)
         upstream.append(source)
         if source >= 0:

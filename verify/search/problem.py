@@ -47,11 +47,12 @@ class Infeasible(Exception):
 class Problem:
     """Orders of operations to choose from, and what they cost.
 
-    `placement`: stage -> rank. `strands[r]`: sequences that rank r interleaves, each in its own order; together every
-    computation of the rank once: F and B, or F, I and W, of every stage it holds and every microbatch. `duration[k]`:
-    per stage, for each kind k of computation, in multiples of `time_unit`. `send[s]`: from stage s to a neighbour on
-    another rank. `activation[s]` is taken from the start of F to the end of B or W; I gives back all but
-    `held_by_w[s]`. `cap[r]`: what rank r may hold of them at once; None is no cap.
+    `placement`: stage -> rank. With `replicas`, stages are numbered through all of them, the same number in each;
+    nothing goes from the last of one to the first of the next. `strands[r]`: sequences that rank r interleaves, each in
+    its own order; together every computation of the rank once: F and B, or F, I and W, of every stage it holds and
+    every microbatch. `duration[k]`: per stage, for each kind k of computation, in multiples of `time_unit`. `send[s]`:
+    from stage s to a neighbour on another rank. `activation[s]` is taken from the start of F to the end of B or W; I
+    gives back all but `held_by_w[s]`. `cap[r]`: what rank r may hold of them at once; None is no cap.
     """
 
     ranks: int
@@ -66,10 +67,26 @@ class Problem:
     objective: Objective = Objective.MAKESPAN
     time_unit: Fraction = Fraction(1)
     size_unit: Fraction = Fraction(1)
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
+        """Of all replicas together."""
         return len(self.placement)
+
+    @property
+    def depth(self) -> int:
+        """Stages of one replica: stages s and s + 1 are neighbours unless s + 1 is a multiple of it."""
+        return len(self.placement) // self.replicas
+
+    def chains_of(self, rank: int) -> list[list[int]]:
+        """The stages of a rank, for each replica that it has any of."""
+        depth = self.depth
+        chains = [
+            [s for s in range(first, first + depth) if self.placement[s] == rank]
+            for first in range(0, self.stages, depth)
+        ]
+        return [stages for stages in chains if stages]
 
     @property
     def operations(self) -> int:
@@ -115,12 +132,16 @@ def make_problem(
     strands: tuple[tuple[Strand, ...], ...] | None = None,
     split: bool = True,
     ranks: int | None = None,
+    replicas: int = 1,
 ) -> Problem:
     """A problem from exact rationals, scaled to integers. Fully open where no strands are given.
 
-    Raises ValueError for sizes that make no sense: `held_by_w` not between 0 and `activation`, a negative duration.
+    Raises ValueError for sizes that make no sense: `held_by_w` not between 0 and `activation`, a negative duration,
+    stages that are not as many in every replica.
     """
     stages = len(placement)
+    if replicas < 1 or stages % replicas:
+        raise ValueError("every replica has the same number of stages")
     ranks = max(placement) + 1 if ranks is None else ranks
     activations = _per_stage(activation, stages)
     held = activations if held_by_w is None else _per_stage(held_by_w, stages)
@@ -145,6 +166,7 @@ def make_problem(
         objective=objective,
         time_unit=time_unit,
         size_unit=size_unit,
+        replicas=replicas,
     )
     return problem.with_cap(cap)
 

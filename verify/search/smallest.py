@@ -28,12 +28,11 @@ class SmallestCap:
 def smallest_feasible_cap(problem: Problem) -> Fraction:
     """The smallest cap for all ranks under which some order exists, for fully open problems: one microbatch at a time.
 
-    Every rank holds its stages' activations of one microbatch when the last of them runs F; and one microbatch after
-    the other needs no more.
+    Every rank holds its stages' activations of one microbatch (of one replica) when the last of them runs F; and one
+    microbatch after the other needs no more.
     """
-    held = [0] * problem.ranks
-    for stage, rank in enumerate(problem.placement):
-        held[rank] += problem.activation[stage]
+    chains = [stages for rank in range(problem.ranks) for stages in problem.chains_of(rank)]
+    held = [sum(problem.activation[stage] for stage in stages) for stages in chains]
     return max(held, default=0) * problem.size_unit
 
 
