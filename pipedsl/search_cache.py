@@ -1,8 +1,9 @@
 """Answers of the search, kept by content in a folder of the user.
 
-The key is a digest of everything that an answer depends on: the problem, the budget, the seed, and the text of the
-search itself. An entry holds orders, which are judged anew when they are read, and the lower bound, which is believed
-only if the digest of the whole entry is right. Whatever is wrong with an entry or the folder, the search just runs.
+The key is a digest of everything that an answer depends on: the problem, the budget, the seed, where the search began,
+and the text of the search itself. An entry holds orders, which are judged anew when they are read, and the lower bound,
+which is believed only if the digest of the whole entry is right. Whatever is wrong with an entry or the folder, the
+search just runs.
 """
 
 from __future__ import annotations
@@ -11,19 +12,31 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipedsl import __version__
 from pipedsl.files import write_atomically
 from verify.search.judge import Invalid, judge
 from verify.search.problem import Operation, Problem
-from verify.search.solve import Budget, Proof, Solution
+from verify.search.solve import Proof, Solution
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from pipedsl.search_runs import Job
+
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An answer: `least` and `elapsed` as of an `Outcome`."""
+
+    solution: Solution
+    least: bool
+    elapsed: float
 
 
 def user_folder() -> Path:
@@ -43,18 +56,28 @@ def _engine() -> str:
     return digest.hexdigest()
 
 
-def key_of(problem: Problem, budget: Budget, seed: int) -> str:
-    """The digest that names the answer to a problem."""
+def key_of(job: Job) -> str:
+    """The digest that names the answer to a job."""
+    problem, known = job.problem, job.known
     strands = [
         [[(int(op.kind), op.stage, op.microbatch) for op in strand] for strand in each] for each in problem.strands
     ]
     given = {each.name: repr(getattr(problem, each.name)) for each in fields(Problem) if each.name != "strands"}
-    what = {"format": FORMAT, "engine": _engine(), "budget": repr(budget), "seed": seed, "problem": given}
+    what = {
+        "format": FORMAT,
+        "engine": _engine(),
+        "budget": repr(job.budget),
+        "seed": job.seed,
+        "fixed": repr(job.fixed),
+        "start": repr(job.start),
+        "known": None if known is None else [str(known.bound), str(known.proof), known.argument],
+        "problem": given,
+    }
     return hashlib.sha256(json.dumps([what, strands], sort_keys=True).encode()).hexdigest()
 
 
-def load_solution(folder: Path, key: str, problem: Problem) -> tuple[Solution, float] | None:
-    """The solution and the seconds that finding it took; None where there is none that holds."""
+def load_solution(folder: Path, key: str, problem: Problem) -> Kept | None:
+    """What is kept; None where there is nothing that holds."""
     try:
         text = _path(folder, key).read_text("utf-8")
         entry = json.loads(text)
@@ -74,13 +97,15 @@ def load_solution(folder: Path, key: str, problem: Problem) -> tuple[Solution, f
             work=body["work"],
             log=(),
         )
-        return (solution, float(body["elapsed"])) if solution.value == Fraction(body["value"]) else None
+        kept = Kept(solution, body["least"] is True, float(body["elapsed"]))
+        return kept if solution.value == Fraction(body["value"]) else None
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, Invalid):
         return None
 
 
-def store_solution(folder: Path, key: str, solution: Solution, elapsed: float) -> None:
-    """Keep a solution; a folder that cannot be written to keeps nothing."""
+def store_solution(folder: Path, key: str, kept: Kept) -> None:
+    """Keep an answer; a folder that cannot be written to keeps nothing."""
+    solution = kept.solution
     body = {
         "key": key,
         "orders": [
@@ -91,7 +116,8 @@ def store_solution(folder: Path, key: str, solution: Solution, elapsed: float) -
         "proof": None if solution.proof is None else solution.proof.value,
         "argument": solution.argument,
         "work": solution.work,
-        "elapsed": elapsed,
+        "least": kept.least,
+        "elapsed": kept.elapsed,
     }
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,32 +13,47 @@ from pathlib import Path
 from time import monotonic
 
 from pipedsl.library import UsageError
-from pipedsl.search_cache import key_of, load_solution, store_solution
-from verify.search.problem import Infeasible, Problem
+from pipedsl.search_cache import Kept, key_of, load_solution, store_solution
+from verify.search.lean import leaner
+from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Solution, Step, solve
 
 GRACE = 30.0
 """Seconds that processes get to bring what they have after Ctrl-C."""
+
+FOR_MEMORY = 1 / 30
+"""The part of a budget that is for less memory at the same value."""
 
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 
 
 @dataclass(frozen=True)
 class Job:
-    """One search. `label`: what to call it where there are several."""
+    """One search. `label`: what to call it where there are several.
+
+    `fixed`: what each rank holds all the time. `start` and `known` as `solve` takes them: orders to begin from, and an
+    answer under wider caps.
+    """
 
     problem: Problem
     budget: Budget
     seed: int
+    fixed: tuple[Fraction, ...]
     label: str = ""
+    start: Orders | None = None
+    known: Solution | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: a solution, or that no order keeps to the caps (`refused`), or nothing."""
+    """What became of a job: a solution, or that no order keeps to the caps (`refused`), or nothing.
+
+    `least`: no order of that value has a smaller largest memory.
+    """
 
     seed: int
     solution: Solution | None = None
+    least: bool = False
     refused: bool = False
     elapsed: float = 0.0
     cached: bool = False
@@ -67,12 +82,12 @@ def run_jobs(
     progress: Callable[[News], None] | None = None,
 ) -> list[Outcome]:
     """The outcomes, in the order of the jobs. After Ctrl-C the jobs that have not begun are left out as interrupted."""
-    keys = [key_of(job.problem, job.budget, job.seed) if cache is not None else "" for job in jobs]
+    keys = [key_of(job) if cache is not None else "" for job in jobs]
     found: dict[int, Outcome] = {}
     for number, (job, key) in enumerate(zip(jobs, keys, strict=True)):
         known = None if cache is None else load_solution(cache, key, job.problem)
         if known is not None:
-            found[number] = Outcome(job.seed, known[0], elapsed=known[1], cached=True)
+            found[number] = Outcome(job.seed, known.solution, least=known.least, elapsed=known.elapsed, cached=True)
     missing = [number for number in range(len(jobs)) if number not in found]
     if processes > 1 and len(missing) > 1:
         fresh = _in_processes([jobs[number] for number in missing], processes, progress)
@@ -81,7 +96,7 @@ def run_jobs(
     for number, outcome in zip(missing, fresh, strict=True):
         found[number] = outcome
         if cache is not None and outcome.solution is not None and not outcome.interrupted:
-            store_solution(cache, keys[number], outcome.solution, outcome.elapsed)
+            store_solution(cache, keys[number], Kept(outcome.solution, outcome.least, outcome.elapsed))
     return [found[number] for number in range(len(jobs))]
 
 
@@ -92,8 +107,12 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         if progress is not None:
             progress(News(step.by, step.value, step.bound, monotonic() - started, job.label))
 
+    work, seconds = job.budget.work, job.budget.seconds
+    first = Budget(work * (1 - FOR_MEMORY), None if seconds is None else seconds * (1 - FOR_MEMORY))
     try:
-        solution = solve(job.problem, budget=job.budget, seed=job.seed, progress=tell)
+        solution = solve(
+            job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known
+        )  # fmt: skip
     except Infeasible:
         return Outcome(job.seed, refused=True, elapsed=monotonic() - started)
     except NothingFound:
@@ -104,8 +123,13 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         raise UsageError("this search needs z3: pip install 'pipedsl[search]'") from None
     except KeyboardInterrupt:
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
-    interrupted = bool(solution.log) and solution.log[-1].by == INTERRUPTED
-    return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=interrupted)
+    if solution.log and solution.log[-1].by == INTERRUPTED:
+        return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=True)
+    rest = Budget(work * FOR_MEMORY, None if seconds is None else started + seconds - monotonic())
+    lean = leaner(solution, job.fixed, rest, job.seed)
+    return Outcome(
+        job.seed, lean.solution, least=lean.least, elapsed=monotonic() - started, interrupted=lean.interrupted
+    )
 
 
 def _one_by_one(jobs: Sequence[Job], progress: Callable[[News], None] | None) -> list[Outcome]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pipedsl.api import rejection, with_claims
 from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.occupancy import constant_part
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps, tasks
@@ -49,9 +50,10 @@ class SearchResult:
     """The best order found, as a verified program. Times are in the file's unit.
 
     `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
-    (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `placement`: the name of
-    the one chosen for `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages;
-    `problem` is without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `least`: no order
+    as good holds less on the rank that holds most, message buffers apart. `placement`: the name of the one chosen for
+    `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages; `problem` is
+    without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
     """
 
     schedule: Schedule
@@ -65,6 +67,7 @@ class SearchResult:
     bound: Fraction
     proof: str | None
     argument: str
+    least: bool
     caps: Caps
     seed: int
     work: float
@@ -149,7 +152,7 @@ def search(
     possible = [task for task in found if not is_too_small(task)]
     share = budget_of(budget, timeout, len(possible) if jobs == 1 else 1)
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
-    runs = [Job(task.problem, share, each, task.placement or "") for task in possible for each in seeds]
+    runs = [job_of(task, share, each, task.placement or "") for task in possible for each in seeds]
     outcomes = run_jobs(runs, jobs, cache, progress)
     of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     if all(each.refused for each in of_task):
@@ -173,6 +176,10 @@ def budget_of(work: float | None, timeout: float | None, parts: int = 1) -> Budg
     return Budget(work / parts, None if timeout is None else timeout / parts)
 
 
+def job_of(task: Task, budget: Budget, seed: int, label: str = "") -> Job:
+    return Job(task.problem, budget, seed, constant_part(task.program), label)
+
+
 def is_too_small(task: Task) -> bool:
     """Whether some rank's cap is less than what it holds all the time."""
     left = activation_caps(task.program, task.caps)
@@ -189,7 +196,7 @@ def _together(outcomes: Sequence[Outcome]) -> Outcome:
     solved = [each for each in outcomes if each.solution is not None]
     if not solved:
         return next((each for each in outcomes if each.refused), outcomes[0])
-    best = min(solved, key=_value)
+    best = min(solved, key=lambda each: (_value(each), not each.least))
     solutions = [each.solution for each in solved if each.solution is not None]
     strongest = max(solutions, key=lambda each: each.bound)
     assert best.solution is not None
@@ -241,7 +248,7 @@ def answer_of(
         task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, over, strict=True)))
         again = None
         if not is_too_small(task):
-            again = run_jobs([Job(task.problem, budget, outcome.seed, task.placement or "")], cache=cache)[0].solution
+            again = run_jobs([job_of(task, budget, outcome.seed)], cache=cache)[0].solution
         if again is None:
             raise NothingFound(NO_ROOM)
         solution = again
@@ -260,6 +267,7 @@ def answer_of(
         bound=bound.bound,
         proof=proof.value if solution.value <= bound.bound else None,
         argument=bound.argument,
+        least=outcome.least and solution is bound,
         caps=caps,
         seed=outcome.seed,
         work=solution.work,

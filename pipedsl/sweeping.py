@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import Job, News, Outcome, run_jobs
-from pipedsl.searching import SearchResult, answer_of, budget_of, is_too_small, with_better_bound
+from pipedsl.search_runs import News, Outcome, run_jobs
+from pipedsl.searching import SearchResult, answer_of, budget_of, is_too_small, job_of, with_better_bound
 from pipedsl.syntax import Schedule
 from verify.search.bounds import lower_bound
 from verify.search.judge import Invalid, judge
@@ -69,7 +69,7 @@ def sweep(
     outcomes: dict[int, Outcome] = {}
     if jobs > 1:
         open_ = [k for k, task in enumerate(found) if not is_too_small(task)]
-        runs = [Job(found[k].problem, share, seed, f"{name}={values[k]}") for k in open_]
+        runs = [job_of(found[k], share, seed, f"{name}={values[k]}") for k in open_]
         outcomes = dict(zip(open_, run_jobs(runs, jobs, cache, progress), strict=True))
     else:
         for k, task in enumerate(found):
@@ -77,7 +77,7 @@ def sweep(
                 continue
             known = _known(task, found[k - 1], outcomes.get(k - 1)) if k else None
             stopped = any(each.interrupted for each in outcomes.values())
-            job = Job(task.problem, share, seed, f"{name}={values[k]}")
+            job = job_of(task, share, seed, f"{name}={values[k]}")
             if known is None and not stopped:
                 known = run_jobs([job], 1, cache, progress)[0]
             outcomes[k] = known or Outcome(seed, interrupted=True)

@@ -41,6 +41,8 @@ def search_lines(result: SearchResult) -> list[Line]:
     good = ("good", "found, the smallest") if result.optimal else ("warning", "found")
     heading = f"{title(result.schedule.header.name, result.params)}: "
     facts = [("objective", f"{result.objective} {number(result.value)}"), ("bound", bound_text(result))]
+    if result.least:
+        facts.append(("memory", f"no order with this {result.objective} has a rank that holds less at most"))
     if result.placement is not None:
         facts.append(("placement", result.placement))
     effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
@@ -75,6 +77,7 @@ def _answer(result: SearchResult) -> Json:
         "optimal": result.optimal,
         "proof": result.proof,
         "argument": result.argument,
+        "least_memory": result.least,
         "placement": result.placement,
         "seed": result.seed,
         "work": result.work,
