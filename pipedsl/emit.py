@@ -35,6 +35,8 @@ RUNTIME_MODULES = (
     "exchange",
     "tied",
     "norms",
+    "scaling",
+    "checkpoint",
     "data_parallel",
     "executor",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from pipedsl.runtime.checkpoint import load_stage_state, stage_state
 from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.clock import Clock, Event
 from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients
@@ -18,6 +20,7 @@ from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall, forward_only, read_calls
 from pipedsl.runtime.rendezvous import agree, instance_name
+from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.tree import Layout, flatten, split
 from pipedsl.runtime.watch import Watch, close_with
@@ -83,6 +86,7 @@ class Executor:
         self._loss_fn = loss_fn
         self._count_fn = count_fn
         self._modules = chunks
+        self._autocast = False  # whether the step was called under it
         self._extras: Sequence[Mapping[str, Any]] = ()
         self._clock = Clock(self._device) if trace else None
         self._marks: list[tuple[PlannedCall, Any, Any]] = []
@@ -124,7 +128,11 @@ class Executor:
         """
         self._watch.begin()
         try:
-            with torch.set_grad_enabled(train), held_back(self._modules) as replicated:
+            device = self._device.type
+            self._autocast = torch.is_autocast_enabled(device)
+            # Backwards run in the types that their forwards ran in, and not once more under autocast.
+            off = torch.autocast(device, enabled=False) if self._autocast else contextlib.nullcontext()
+            with torch.set_grad_enabled(train), off, held_back(self._modules) as replicated:
                 result = self._run(batch, targets, extras, train, scale)
             if train:
                 self._reduce(replicated)
@@ -139,6 +147,28 @@ class Executor:
         finally:
             self._watch.end()
         return result
+
+    def unscale_(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+        """`scaler.unscale_(optimizer)` for a torch.amp.GradScaler, so that all ranks skip a step or none does.
+
+        Call it on every rank after `step(..., scale=scaler.get_scale())`; then `scaler.step(optimizer)` and
+        `scaler.update()` as usual.
+        """
+        unscale_over_ranks(self._wire, scaler, optimizer, self._device)
+
+    def state_dict(self, whole: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
+        """What this rank has to save, for `torch.distributed.checkpoint.save`; or to fill, for its `load`.
+
+        `whole`: the model that the stages were cut from, whose names it uses: what one number of ranks saved, another
+        can load. ValueError where the stages are not parts of it.
+        """
+        return stage_state(self._modules, whole, optimizer)
+
+    def load_state_dict(
+        self, whole: torch.nn.Module, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Take over a `state_dict` that has been filled."""
+        load_stage_state(whole, state, optimizer)
 
     def renew_shapes(self) -> None:
         """Let the next step have other sizes than those before, as sequences of another length.
@@ -208,7 +238,8 @@ class Executor:
                 continue
             start = self._clock.now() if self._clock else None
             if call.kind == "F":
-                self._forward(call, parts, wanted, results, train)
+                with torch.autocast(self._device.type) if self._autocast else contextlib.nullcontext():
+                    self._forward(call, parts, wanted, results, train)
             else:
                 self._backward(call)
             if self._clock:
