@@ -26,6 +26,7 @@ RUNTIME_MODULES = (
     "plan",
     "tree",
     "extras",
+    "deferred",
     "chunk",
     "clock",
     "wire",

@@ -6,7 +6,7 @@ DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pipedsl.runtime.chunk import Chunk
 
 
-def make_chunk(module: torch.nn.Module, microbatches: int) -> Chunk:
-    """The chunk for a module of any kind."""
+def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int]) -> Chunk:
+    """The chunk for a module of any kind. `split`: the microbatches whose backward runs as I and W."""
     sharded = [each for each in module.modules() if _is_sharded(each)]
-    return ShardedChunk(module, sharded, microbatches) if sharded else Chunk(module)
+    return ShardedChunk(module, sharded, microbatches) if sharded else Chunk(module, split)
 
 
 def _is_sharded(module: torch.nn.Module) -> bool:

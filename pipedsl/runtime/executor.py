@@ -18,7 +18,16 @@ from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradient
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.norms import clip_over_ranks
-from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall, forward_only, read_calls
+from pipedsl.runtime.plan import (
+    COMPUTE_KINDS,
+    PipelineError,
+    Plan,
+    PlannedCall,
+    forward_only,
+    merge_backwards,
+    read_calls,
+    split_backwards,
+)
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
@@ -93,10 +102,12 @@ class Executor:
         self._rows = self._target_rows = 0  # of a microbatch
         self._share = 1.0  # of a microbatch's loss in the step's
         self._seed = 1.0  # what its backward begins with
+        self._seeds: dict[int, list[torch.Tensor]] = {}  # the same as gradients, by microbatch
+        calls = merge_backwards(read_calls(plan.calls[wire.rank]))
         self._chunks: dict[int, Chunk] = {
-            stage: make_chunk(module, plan.microbatches) for stage, module in zip(stages, chunks, strict=True)
+            stage: make_chunk(module, plan.microbatches, split_backwards(calls, stage))
+            for stage, module in zip(stages, chunks, strict=True)
         }
-        calls = read_calls(plan.calls[wire.rank])
         self._calls = {True: calls, False: forward_only(calls)}
         self._watch = Watch(plan, wire, name, timeout)
         close_with(self, self._watch)
@@ -281,6 +292,7 @@ class Executor:
                 raise TypeError(f"loss_fn must return a tensor with one element, not {shape}")
             loss = loss.reshape(())
             results[microbatch] = loss.detach()
+            self._seeds[microbatch] = [torch.full_like(results[microbatch], self._seed)] if loss.requires_grad else []
             outputs = [loss]
         else:
             results[microbatch] = output
@@ -297,7 +309,7 @@ class Executor:
             chunk.backward_weight(microbatch)
             return
         if stage == self._plan.stages - 1:
-            gradients: Sequence[torch.Tensor] = chunk.seed(microbatch, self._seed)
+            gradients: Sequence[torch.Tensor] = self._seeds.pop(microbatch)
         else:
             gradients = self._exchange.take_gradients(stage, microbatch)
         results = (chunk.backward if call.kind == "B" else chunk.backward_input)(microbatch, gradients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 COMPUTE_KINDS = ("F", "B", "I", "W")
 
@@ -61,6 +61,10 @@ class PlannedCall:
     line: int
 
     @property
+    def cell(self) -> tuple[int, int]:
+        return self.stage, self.microbatch
+
+    @property
     def message(self) -> str:
         return f"{'B' if self.backward else 'F'}{self.microbatch}@{self.stage}"
 
@@ -105,6 +109,23 @@ def read_calls(text: str) -> list[PlannedCall]:
         else:
             raise ValueError(f"not a call: {row!r}")
     return calls
+
+
+def merge_backwards(calls: Sequence[PlannedCall]) -> list[PlannedCall]:
+    """The calls with every I that its own W follows at once, which no message waits for between them, as one B."""
+    merged: list[PlannedCall] = []
+    for call in calls:
+        before = merged[-1] if merged else None
+        if before and call.kind == "W" and (before.kind, *before.cell) == ("I", *call.cell):
+            merged[-1] = replace(before, kind="B")
+        else:
+            merged.append(call)
+    return merged
+
+
+def split_backwards(calls: Sequence[PlannedCall], stage: int) -> frozenset[int]:
+    """The microbatches of a stage that have an I and a W."""
+    return frozenset(call.microbatch for call in calls if call.kind == "I" and call.stage == stage)
 
 
 def forward_only(calls: Sequence[PlannedCall]) -> list[PlannedCall]:

@@ -1,0 +1,326 @@
+"""Weight gradients that wait: how I costs less than B without a change to the model, and W only the rest.
+
+I is one ordinary backward but for the products behind the weights of Linear, convolution and Embedding modules. Of
+these it puts aside what they are made of, the module's input and its output's gradient, and W multiplies them. So
+nothing is computed twice, a custom function's backward and a checkpoint's recomputation included, and what is put aside
+is all that stays in memory from I until W.
+
+All other gradients are accumulated in I, as in B: of other modules, of weights that are used without their module, in
+compiled code, of weights with hooks, and where the product is too small for waiting to be worth it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge
+from torch.nn import functional
+
+WORTH_DEFERRING = 1 << 22  # multiplications behind a weight's gradient; to put one aside takes as long as 1 << 18
+_PER_ENTRY = 32  # multiplications that take as long as to write and add one entry of a gradient
+_EXACT = (torch.Tensor, torch.nn.Parameter)  # no subclass, whose functions may be its own
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+def run_backward(outputs: Sequence[torch.Tensor | GradientEdge], gradients: Sequence[torch.Tensor]) -> None:
+    """`torch.autograd.backward`, without the 10 µs that it takes to look at the gradients' shapes in Python."""
+    _run_backward(tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+class Rule(NamedTuple):
+    """How a kind of module is taken apart. `x`: its input; `g`: its output's gradient.
+
+    `worth`: (module, x) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
+    `run`: (module, x, weight, bias) to the output. `of_input`: (module, g, x, weight) to the input's gradient.
+    `of_weight`: the same to the weight's. `of_bias`: (module, g) to the bias's.
+    """
+
+    worth: Callable[[Any, torch.Tensor], int]
+    run: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    of_input: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    of_weight: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    of_bias: Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def _as_own(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """`y` in another shape, as a tensor that may be written to in place: a view that a Function returns may not."""
+    found: torch.Tensor = torch.ops.aten._unsafe_view.default(y, shape)
+    return found
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y = functional.linear(_rows(x), weight, bias)
+    return y if x.dim() == 2 else _as_own(y, [*x.shape[:-1], y.shape[-1]])
+
+
+_LINEAR = Rule(
+    worth=lambda module, x: x.numel() * module.out_features if x.is_floating_point() else 0,
+    run=_linear,
+    of_input=lambda module, g, x, weight: _rows(g).mm(weight).view(x.shape),
+    of_weight=lambda module, g, x, weight: _rows(g).t().mm(_rows(x)),
+    of_bias=lambda module, g: _rows(g).sum(0),
+)
+
+
+def _convolution_worth(module: Any, x: torch.Tensor) -> int:
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
+    if not plain or x.dim() != module.weight.dim():  # else without a batch
+        return 0
+    places = x.numel() // x.shape[1]
+    for stride in module.stride:
+        places //= stride
+    return places * int(module.weight.numel())
+
+
+def _convolution(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y: torch.Tensor = module._conv_forward(x, weight, bias)
+    return y
+
+
+def _convolution_backward(
+    module: Any, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, of: int
+) -> torch.Tensor:
+    """aten's backward of a convolution: the gradient of the input (`of` = 0) or the weight (1)."""
+    mask = [of == 0, of == 1, False]
+    shape = (module.stride, module.padding, module.dilation, False, [0] * len(module.stride), module.groups)
+    found: torch.Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *shape, mask)[of]
+    return found
+
+
+_CONVOLUTION = Rule(
+    worth=_convolution_worth,
+    run=_convolution,
+    of_input=lambda module, g, x, weight: _convolution_backward(module, g, x, weight, of=0),
+    of_weight=lambda module, g, x, weight: _convolution_backward(module, g, x, weight, of=1),
+    of_bias=lambda module, g: g.sum([0, *range(2, g.dim())]),
+)
+
+
+def _embedding_worth(module: Any, x: torch.Tensor) -> int:
+    plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    return _PER_ENTRY * int(module.weight.numel()) if plain else 0  # the gradient has a row for every word
+
+
+def _embedding(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    y = functional.embedding(x, weight, module.padding_idx)
+    return _as_own(y, y.shape)
+
+
+def _embedding_of_weight(module: Any, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    padding = -1 if module.padding_idx is None else module.padding_idx
+    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(g, x, module.num_embeddings, padding, False)
+    return found
+
+
+def _nothing(module: Any, *_: torch.Tensor) -> torch.Tensor:
+    raise AssertionError("words have no gradient, and an embedding no bias")
+
+
+_EMBEDDING = Rule(_embedding_worth, _embedding, _nothing, _embedding_of_weight, _nothing)
+
+# By the `forward` that a module runs, which subclasses may have kept.
+_RULES: dict[Any, Rule] = {
+    torch.nn.Linear.forward: _LINEAR,
+    torch.nn.Conv1d.forward: _CONVOLUTION,
+    torch.nn.Conv2d.forward: _CONVOLUTION,
+    torch.nn.Conv3d.forward: _CONVOLUTION,
+    torch.nn.Embedding.forward: _EMBEDDING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """A module as one microbatch uses it. `weight`, `bias`: its `parameters`, or casts of them."""
+
+    deferral: Deferral
+    module: Any
+    rule: Rule
+    parameters: tuple[torch.nn.Parameter, torch.nn.Parameter | None]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class _Waiting(torch.autograd.Function):
+    """A module whose weight gradients wait. Its weights are no inputs, so that autograd knows nothing of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor | None, use: _Use) -> torch.Tensor:
+        ctx.save_for_backward(x, use.weight)
+        ctx.use = use
+        return use.rule.run(use.module, x, use.weight, use.bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        use = ctx.use
+        waiting = use.deferral.waiting
+        if waiting is not None:  # else the module itself has asked for gradients, in its forward
+            waiting.append((use, gradient, x.detach()))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        if torch.is_grad_enabled():  # and wants to differentiate these again
+            weight = use.parameters[0].to(weight.dtype)
+        return use.rule.of_input(use.module, gradient, x, weight), None, None
+
+
+class _Again(torch.autograd.Function):
+    """A module as a checkpoint recomputes it in I: keeps what `_Waiting` has kept, but nothing of it waits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, module: Any, rule: Rule
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.module, ctx.rule = module, rule
+        return rule.run(module, x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rule, module = ctx.rule, ctx.module
+        wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        return (
+            rule.of_input(module, gradient, x, weight) if wants_input else None,
+            rule.of_weight(module, gradient, x, weight) if wants_weight else None,
+            rule.of_bias(module, gradient) if wants_bias else None,
+            None,
+            None,
+        )
+
+
+Product = tuple[_Use, torch.Tensor, torch.Tensor]
+
+
+class Deferral:
+    """The modules of a stage whose weight gradients can wait. `waiting`: in I, what it has put aside so far."""
+
+    def __init__(self, stage: torch.nn.Module) -> None:
+        self._stage = stage
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._places: list[tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = []
+        self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.waiting: list[Product] | None = None
+
+    def begin(self) -> None:
+        """A step begins: find the modules, which may be others than before, and forget what autocast made."""
+        self._casts.clear()
+        self._places = [
+            (vars(module), self._forward_of(module, rule))
+            for module in _not_compiled(self._stage)
+            if (rule := _RULES.get(type(module).forward)) and "forward" not in vars(module)
+        ]
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """While inside, the modules put their weight gradients aside. Nothing of it is left in them afterwards."""
+        try:
+            for place, forward in self._places:
+                place["forward"] = forward
+            yield
+        finally:
+            for place, _ in self._places:
+                place.pop("forward", None)
+
+    def backward(self, outputs: Sequence[GradientEdge], gradients: Sequence[torch.Tensor]) -> list[Product]:
+        """I: a backward, and what it puts aside."""
+        waiting: list[Product] = []
+        self.waiting = waiting
+        try:
+            with self.used():  # by checkpoints, which must keep the same again
+                run_backward(outputs, gradients)
+        finally:
+            self.waiting = None
+        return waiting
+
+    def _forward_of(self, module: Any, rule: Rule) -> Callable[[torch.Tensor], torch.Tensor]:
+        plain = module.forward
+
+        def forward(input: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = (
+                plain(input) if torch.compiler.is_compiling() else self._forward(module, rule, plain, input)
+            )
+            return found
+
+        return forward
+
+    def _forward(self, module: Any, rule: Rule, plain: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+        weight, bias = module.weight, getattr(module, "bias", None)
+        if not (
+            torch.is_grad_enabled()
+            and type(x) in _EXACT
+            and _can_wait(weight)
+            and (bias is None or not bias.requires_grad or _can_wait(bias))
+            and rule.worth(module, x) >= WORTH_DEFERRING
+            and not torch._C._are_functorch_transforms_active()
+        ):
+            return plain(x)
+        dtype = weight.dtype
+        if x.is_floating_point():
+            if torch.is_autocast_enabled(x.device.type):
+                if torch.float64 in (x.dtype, dtype):
+                    return plain(x)
+                dtype = torch.get_autocast_dtype(x.device.type)
+                x = x.to(dtype)
+            elif x.dtype != dtype:
+                return plain(x)  # which says what is wrong
+        if self.waiting is not None:
+            cast = weight.to(dtype), None if bias is None else bias.to(dtype)
+            return _Again.apply(x, *cast, module, rule)  # type: ignore[no-untyped-call]
+        cast = self._cast(weight, dtype), None if bias is None else self._cast(bias, dtype)
+        use = _Use(self, module, rule, (weight, bias), *cast)
+        return _Waiting.apply(x, None if x.requires_grad else self._anchor, use)  # type: ignore[no-untyped-call]
+
+    def _cast(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+        if parameter.dtype == dtype:
+            return parameter
+        found = self._casts.get(parameter)
+        if found is None or found.dtype != dtype:
+            found = self._casts[parameter] = parameter.detach().to(dtype)
+        return found
+
+
+def _can_wait(parameter: Any) -> bool:
+    """Whether autograd would do no more for this parameter than add up its gradients."""
+    return (
+        type(parameter) is torch.nn.Parameter
+        and parameter.requires_grad
+        and parameter.is_floating_point()
+        and not parameter._backward_hooks
+        and not parameter._post_accumulate_grad_hooks
+    )
+
+
+def _not_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of a tree that Python runs, without those inside what `torch.compile` has made."""
+    seen: set[torch.nn.Module] = set()
+    stack = [module]
+    while stack:
+        module = stack.pop()
+        if module in seen or hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            continue
+        seen.add(module)
+        yield module
+        stack.extend(module.children())
+
+
+def multiply(products: Sequence[Product]) -> None:
+    """W: accumulate the gradients that I has put aside."""
+    leaves: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for use, g, x in products:
+        weight, bias = use.parameters
+        leaves.append(weight)
+        gradients.append(use.rule.of_weight(use.module, g, x, use.weight).to(weight.dtype))
+        if bias is not None and bias.requires_grad:
+            leaves.append(bias)
+            gradients.append(use.rule.of_bias(use.module, g).to(bias.dtype))
+    if leaves:
+        run_backward(leaves, gradients)

@@ -1,0 +1,383 @@
+"""I and W of one stage against torch's own backward: same gradients, nothing done twice, nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from pipedsl.runtime import deferred
+from pipedsl.runtime.chunk import Arrived, Chunk
+
+
+@pytest.fixture(autouse=True)
+def everything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "WORTH_DEFERRING", 1)
+
+
+class Split:
+    """A stage whose only microbatch's backward is split."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.chunk = Chunk(module, [0])
+        self.chunk.begin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        arrived = Arrived(("tensor",), [x], [x.is_floating_point()], len(x))
+        y: torch.Tensor = self.chunk.forward(0, arrived, {})
+        self.chunk.keep(0, [y])
+        return y.detach()
+
+    def backward_input(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        found = self.chunk.backward_input(0, [gradient])
+        return found[0] if found else None
+
+    def backward_weight(self) -> None:
+        self.chunk.backward_weight(0)
+
+    @property
+    def waiting(self) -> int:
+        """How many modules' weight gradients wait for W."""
+        return len(self.chunk._products.get(0, ()))
+
+
+def gradient_for(y: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(-1, 2, y.numel()).view(y.shape).to(y.dtype)
+
+
+def compare(module: nn.Module, x: torch.Tensor, *, waits: int, bound: float = 0.0) -> nn.Module:
+    """Split the backward of `module` at `x`, and compare with a plain one of a copy; the module afterwards."""
+    theirs = copy.deepcopy(module)
+    needs = x.is_floating_point()
+    leaf = x.clone().requires_grad_(needs)
+    expected = theirs(leaf * 1 if needs else leaf)
+    torch.autograd.backward(expected, gradient_for(expected))
+    ours = Split(module)
+    y = ours.forward(x.clone())
+    assert torch.equal(y, expected)
+    found = ours.backward_input(gradient_for(y))
+    assert ours.waiting == waits
+    if needs:
+        assert found is not None
+        torch.testing.assert_close(found, leaf.grad, rtol=0, atol=bound)
+    ours.backward_weight()
+    for (name, q), r in zip(module.named_parameters(), theirs.parameters(), strict=True):
+        assert (q.grad is None) == (r.grad is None), name
+        if q.grad is not None:
+            torch.testing.assert_close(q.grad, r.grad, rtol=0, atol=bound)
+            assert q.grad.dtype == q.dtype
+    return module
+
+
+def frozen(parameter: nn.Parameter) -> None:
+    parameter.requires_grad_(False)
+
+
+def half_frozen(name: str) -> nn.Module:
+    linear = nn.Linear(4, 3)
+    frozen(getattr(linear, name))
+    return linear
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | torch.Tensor, int]] = {
+    "linear": (lambda: nn.Linear(4, 3), (5, 4), 1),
+    "linear without a bias": (lambda: nn.Linear(4, 3, bias=False), (2, 5, 4), 1),
+    "linear on one row": (lambda: nn.Linear(4, 3), (4,), 1),
+    "linear on rows of rows": (lambda: nn.Linear(4, 3), (2, 2, 3, 4), 1),
+    "linear with a frozen weight": (lambda: half_frozen("weight"), (5, 4), 0),
+    "linear with a frozen bias": (lambda: half_frozen("bias"), (5, 4), 1),
+    "linear, then in place": (lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)), (2, 5, 4), 1),
+    "in place, then linear": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3)), (2, 5, 4), 1),
+    "several": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), (5, 4), 2),
+    "complex": (lambda: nn.Linear(4, 3, dtype=torch.complex64), torch.randn(5, 4, dtype=torch.complex64), 0),
+    "weight norm": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), (5, 4), 0),
+    "lazy": (lambda: nn.Sequential(nn.Linear(4, 3), nn.GELU()), (5, 4), 1),
+    "embedding": (lambda: nn.Embedding(7, 3), torch.tensor([[1, 2, 2], [6, 0, 1]]), 1),
+    "embedding with padding": (lambda: nn.Embedding(7, 3, padding_idx=2), torch.tensor([1, 2, 2]), 1),
+    "embedding of a largest norm": (lambda: nn.Embedding(7, 3, max_norm=0.5), torch.tensor([1, 2, 2]), 0),
+    "embedding by frequency": (lambda: nn.Embedding(7, 3, scale_grad_by_freq=True), torch.tensor([1, 2, 2]), 0),
+    "convolution of one dimension": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (2, 4, 9), 1),
+    "convolution of two": (lambda: nn.Conv2d(3, 4, (3, 2), dilation=(1, 2), bias=False), (2, 3, 8, 7), 1),
+    "convolution of three": (lambda: nn.Conv3d(2, 2, 2), (2, 2, 3, 4, 5), 1),
+    "convolution of same size": (lambda: nn.Conv2d(3, 4, 3, padding="same"), (2, 3, 8, 7), 0),
+    "convolution with a wrapped edge": (lambda: nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), (2, 3, 8), 0),
+    "convolution without a batch": (lambda: nn.Conv1d(3, 4, 3), (3, 8), 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_torch(kind: str) -> None:
+    torch.manual_seed(1)
+    make, x, waits = KINDS[kind]
+    compare(
+        make(),
+        x if isinstance(x, torch.Tensor) else torch.randn(x),
+        waits=waits,
+        bound=1e-5 if "convolution" in kind else 0.0,
+    )
+
+
+def test_a_weight_used_in_three_ways_is_counted_once() -> None:
+    class Tied(nn.Module):
+        """An embedding whose weight is a head's too, and used once more without its module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(7, 7)
+            self.head = nn.Linear(7, 7)
+            self.head.weight = self.words.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.head(self.words(x)).tanh()) + self.words.weight.sum()
+
+    compare(Tied(), torch.tensor([1, 2, 2, 6]), waits=3, bound=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "embedding", "convolution of two", "several"])
+def test_autocast(kind: str) -> None:
+    torch.manual_seed(2)
+    make, x, waits = KINDS[kind]
+    with torch.autocast("cpu", torch.bfloat16):
+        module = compare(
+            make(), x if isinstance(x, torch.Tensor) else torch.randn(x), waits=waits, bound=1e-2 * ("conv" in kind)
+        )
+    assert all(q.grad is not None and q.grad.dtype == torch.float32 for q in module.parameters())
+
+
+def test_autocast_leaves_doubles_alone() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        compare(nn.Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64), waits=0)
+
+
+def test_hooks_see_each_gradient_once() -> None:
+    """Those on a parameter see the whole of it, in I; those on a module what they always do."""
+    seen: list[str] = []
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    module[0].weight.register_hook(lambda g: seen.append("tensor") or g * 2)
+    module[1].weight.register_post_accumulate_grad_hook(lambda q: seen.append("after"))
+    module[2].register_full_backward_hook(lambda *_: seen.append("module"))
+    module[2].register_forward_hook(lambda *_: seen.append("forward"))
+    reference = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    reference.load_state_dict(module.state_dict())
+    x = torch.randn(5, 4)
+    y = reference(x)
+    torch.autograd.backward(y, gradient_for(y))
+    ours = Split(module)
+    ours.backward_input(gradient_for(ours.forward(x)))
+    assert ours.waiting == 1
+    ours.backward_weight()
+    assert sorted(seen) == ["after", "forward", "module", "tensor"]
+    for k, (q, r) in enumerate(zip(module.parameters(), reference.parameters(), strict=True)):
+        assert q.grad is not None
+        assert r.grad is not None
+        assert torch.equal(q.grad, r.grad * 2 if k == 0 else r.grad)
+
+
+class Counting(torch.autograd.Function):
+    """Identity that counts its backwards."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        Counting.backwards += 1
+        return gradient
+
+
+class Block(nn.Module):
+    forwards = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Block.forwards += 1
+        return Counting.apply(x + self.scale * self.down(functional.gelu(self.up(x))))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_checkpoint_is_recomputed_once(reentrant: bool, cast: bool) -> None:
+    torch.manual_seed(3)
+    module = Checkpointed(reentrant=reentrant)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        compare(module, torch.randn(5, 4), waits=0 if reentrant else 6)
+        ours = Split(module)
+        Block.forwards = Counting.backwards = 0
+        y = ours.forward(torch.randn(5, 4))
+        assert Block.forwards == 3
+        ours.backward_input(gradient_for(y))
+        ours.backward_weight()
+    assert Block.forwards == 6
+    assert Counting.backwards == 3
+
+
+def test_a_checkpoint_keeps_no_activation_until_i() -> None:
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    class Noting(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = functional.gelu(self.up(x))
+            kept.append(weakref.ref(inner))
+            return self.down(inner)
+
+    module = Checkpointed(reentrant=False)
+    module.blocks = nn.ModuleList([Noting()])
+    ours = Split(module)
+    y = ours.forward(torch.randn(5, 4))
+    assert kept[0]() is None
+    ours.backward_input(gradient_for(y))
+    assert ours.waiting == 2
+
+
+class AsksForGradients(nn.Module):
+    """Gradients inside of a forward: of a checkpoint or not, to be differentiated again or not."""
+
+    def __init__(self, *, again: bool, inside: bool) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again, self.inside = again, inside
+
+    def force(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.requires_grad:
+            x = x.detach().requires_grad_()
+        energy = self.inner(x).square().sum()
+        (slope,) = torch.autograd.grad(energy, x, create_graph=self.again)
+        return slope if self.again else slope + self.inner(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(checkpoint(self.force, x, use_reentrant=False) if self.inside else self.force(x))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_module_may_ask_for_gradients_itself(again: bool, cast: bool) -> None:
+    torch.manual_seed(4)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        compare(AsksForGradients(again=again, inside=False), torch.randn(5, 4), waits=2, bound=0.2 if cast else 1e-5)
+
+
+def test_a_checkpoint_may_hold_such_a_module() -> None:
+    compare(AsksForGradients(again=False, inside=True), torch.randn(5, 4), waits=2, bound=1e-6)
+
+
+def test_transforms_of_functions_inside() -> None:
+    class PerRow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(torch.vmap(self.inner)(x))
+
+    compare(PerRow(), torch.randn(5, 4), waits=1, bound=1e-6)
+
+
+def test_compiled_code_does_not_wait() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.compiled = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), backend="eager")
+            self.function = torch.compile(lambda x: self.inner(x).tanh(), backend="eager")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.function(self.compiled(self.plain(x)))
+
+    module = Half()
+    ours = Split(module)
+    y = ours.forward(torch.randn(5, 4))
+    ours.backward_input(gradient_for(y))
+    assert ours.waiting == 1
+    assert module.plain.weight.grad is None
+    assert module.inner.weight.grad is not None
+    ours.backward_weight()
+    assert all(q.grad is not None for q in module.parameters())
+
+
+def test_nothing_is_left_in_the_modules() -> None:
+    class Failing(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            raise ValueError("on purpose")
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = [dict(vars(each)) for each in module.modules()]
+    ours = Split(module)
+    ours.backward_input(gradient_for(ours.forward(torch.randn(5, 4))))
+    ours.backward_weight()
+    module.append(Failing(4, 4))
+    ours = Split(module)
+    with pytest.raises(ValueError, match="on purpose"):
+        ours.forward(torch.randn(5, 4))
+    del module[-1]
+    assert [list(vars(each)) for each in module.modules()] == [list(each) for each in before]
+    pickle.loads(pickle.dumps(module))
+
+
+def test_a_forward_of_its_own_is_left_alone() -> None:
+    module = nn.Linear(4, 4)
+    module.forward = lambda x: functional.linear(x, module.weight)  # type: ignore[method-assign]
+    ours = Split(module)
+    y = ours.forward(torch.randn(5, 4))
+    ours.backward_input(gradient_for(y))
+    assert ours.waiting == 0
+    assert module.bias.grad is None
+    assert "forward" in vars(module)
+
+
+def test_only_inputs_and_gradients_are_held_until_w() -> None:
+    """Of a block the activation function's input goes in I; the two products keep what they multiply."""
+    alive: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    class Noting(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.up(x)
+            after = functional.gelu(before)
+            alive["before"], alive["after"] = (weakref.ref(each.untyped_storage()) for each in (before, after))
+            return self.down(after)
+
+    ours = Split(Noting())
+    y = ours.forward(torch.randn(5, 4))
+    assert all(each() is not None for each in alive.values())
+    ours.backward_input(gradient_for(y))
+    (_, g, x), (_, h, z) = ours.chunk._products[0]
+    assert [list(each.shape) for each in (g, x, h, z)] == [[5, 4], [5, 8], [5, 8], [5, 4]]
+    assert alive["before"]() is None
+    assert alive["after"]() is not None
+    del g, x, h, z
+    ours.backward_weight()
+    assert alive["after"]() is None
+
+
+def test_small_products_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "WORTH_DEFERRING", 5 * 4 * 4)
+    ours = Split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 8)))
+    ours.backward_input(gradient_for(ours.forward(torch.randn(5, 4))))
+    assert ours.waiting == 2
