@@ -17,6 +17,7 @@ from verify.search.problem import (
     open_strands,
     uniform_costs,
 )
+from verify.search.repeat import Repeat, Repeating, repeat_of, repeating
 from verify.search.smallest import SmallestCap, smallest_cap_without_bubble, smallest_feasible_cap
 from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
 
@@ -32,6 +33,8 @@ __all__ = [
     "Orders",
     "Problem",
     "Proof",
+    "Repeat",
+    "Repeating",
     "SmallestCap",
     "Solution",
     "Step",
@@ -42,6 +45,8 @@ __all__ = [
     "model_of",
     "open_strands",
     "program_of",
+    "repeat_of",
+    "repeating",
     "smallest_cap_without_bubble",
     "smallest_feasible_cap",
     "solve",

@@ -98,8 +98,9 @@ class _Search:
         progress: Callable[[Step], None] | None,
         goal: Fraction | None,
         known: Solution | None,
+        accept: Callable[[Orders], bool] | None,
     ) -> None:
-        self.problem, self.seed, self.progress = problem, seed, progress
+        self.problem, self.seed, self.progress, self.accept = problem, seed, progress, accept
         self.model: Model = model_of(problem)
         self.budget = budget
         self.stop = monotonic() + budget.seconds if budget.seconds is not None else float("inf")
@@ -149,9 +150,12 @@ class _Search:
     def take(self, rows: list[list[int]], by: str) -> None:
         """Keep orders that are better than what there is. What does not hold water is dropped."""
         found = run(self.model, rows)
-        if found is not None and found.value < self.value and fits(self.model, rows):
-            self.rows, self.value = rows, found.value
-            self.note(by)
+        if found is None or found.value >= self.value or not fits(self.model, rows):
+            return
+        if self.accept is not None and not self.accept(self.model.orders(rows)):
+            return
+        self.rows, self.value = rows, found.value
+        self.note(by)
 
     def raise_bound(self, low: int, by: str) -> None:
         if low > self.low:
@@ -168,15 +172,16 @@ def solve(
     start: Orders | None = None,
     goal: Fraction | None = None,
     known: Solution | None = None,
+    accept: Callable[[Orders], bool] | None = None,
 ) -> Solution:
     """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none.
 
     `start`: orders to begin from, such as the answer under a smaller cap. They are judged anew, and dropped where they
     are no answer to this problem. `goal`: a value that is good enough, at which the search ends; where it is refuted
     and there are no orders, `Infeasible` is raised. `known`: an answer to the same problem under caps that are no
-    smaller, whose bound is believed.
+    smaller, whose bound is believed. `accept`: which orders may be the answer; the bound stays that of all.
     """
-    search = _Search(problem, budget, seed, progress, goal, known)
+    search = _Search(problem, budget, seed, progress, goal, known, accept)
     if start is not None:
         _begin(search, start)
     try:
