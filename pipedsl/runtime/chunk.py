@@ -146,4 +146,4 @@ class Chunk:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: accumulate the parameters' gradients that have waited."""
-        multiply(self._products.pop(microbatch, ()))
+        multiply(self._products.pop(microbatch, []))
