@@ -115,11 +115,12 @@ class Chunk:
 
         These are tensors that no gradient goes through, and views of its buffers.
         """
+        handed = [_settled(leaf.detach()) for leaf in outputs]
         return [
-            leaf.detach().clone(memory_format=torch.contiguous_format)
-            if not leaf.requires_grad or leaf.untyped_storage().data_ptr() in self._buffers
-            else leaf.detach()
-            for leaf in outputs
+            x.clone(memory_format=torch.contiguous_format)
+            if not leaf.requires_grad or x.untyped_storage().data_ptr() in self._buffers
+            else x
+            for leaf, x in zip(outputs, handed, strict=True)
         ]
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
@@ -146,4 +147,10 @@ class Chunk:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: accumulate the parameters' gradients that have waited."""
-        multiply(self._products.pop(microbatch, []))
+        multiply(self._products.pop(microbatch, ()))
+
+
+def _settled(x: torch.Tensor) -> torch.Tensor:
+    """`x`, waited for where a tensor parallel module has left it under way."""
+    wait = None if type(x) is torch.Tensor else getattr(x, "wait", None)
+    return x if wait is None else wait()

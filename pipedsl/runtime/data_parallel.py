@@ -56,6 +56,13 @@ class ShardedChunk(Chunk):
     def backward_weight(self, microbatch: int) -> None:
         pass
 
+    def forget(self, microbatch: int) -> None:
+        super().forget(microbatch)
+        self._left -= 1
+        if self._left == 0:  # no backward follows, which would have done it
+            for each in self._sharded:
+                each.reshard()
+
     def _synchronise(self, last: bool) -> None:
         for each in self._sharded:
             each.set_is_last_backward(last)

@@ -22,6 +22,8 @@ def flatten(value: Any, what: str) -> tuple[Structure, list[torch.Tensor]]:
 
 def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
     if isinstance(value, torch.Tensor):
+        if hasattr(value, "device_mesh"):
+            raise TypeError(f"{what} has a DTensor; stages exchange whole tensors (`.full_tensor()`, `.to_local()`)")
         leaves.append(value)
         return ("tensor",)
     if value is None or isinstance(value, bool | int | str):

@@ -9,24 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.cases import flowing, training
+from tests.dist.cases import composing, flowing, saving, training
 from tests.support import compiled
 from tests.support.job import M, run_cases
-
-pytestmark = pytest.mark.dist
 
 WORKER = Path(__file__).parent / "workers" / "cases.py"
 RANKS = 4
 FILES = {
-    "whole": (compiled.ONE_F_ONE_B, M),
-    "whole_128": (compiled.ONE_F_ONE_B, 128),
-    "split": (compiled.SPLIT, M),
-    "v_shape": (compiled.V_SHAPE, M),
-    "last_first": (compiled.LAST_FIRST, M),
+    "whole": (compiled.ONE_F_ONE_B, RANKS, M),
+    "whole_128": (compiled.ONE_F_ONE_B, RANKS, 128),
+    "whole_2": (compiled.ONE_F_ONE_B, 2, M),
+    "whole_1": (compiled.ONE_F_ONE_B, 1, M),
+    "split": (compiled.SPLIT, RANKS, M),
+    "split_2": (compiled.SPLIT, 2, M),
+    "v_shape": (compiled.V_SHAPE, RANKS, M),
+    "last_first": (compiled.LAST_FIRST, RANKS, M),
 }
 
 
+@pytest.mark.dist
+@pytest.mark.timeout(600)
 def test_training_as_people_do_it(tmp_path: Path) -> None:
-    for file, (schedule, m) in FILES.items():
-        compiled.compile_to(tmp_path / f"{file}.py", schedule, p=RANKS, m=m)
-    run_cases(WORKER, RANKS, tmp_path, [*training.CASES, *flowing.CASES])
+    for file, (schedule, p, m) in FILES.items():
+        compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
+    run_cases(WORKER, RANKS, tmp_path, [*training.CASES, *flowing.CASES, *composing.CASES, *saving.CASES])

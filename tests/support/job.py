@@ -72,7 +72,7 @@ def work(cases: Mapping[str, Case]) -> None:
 
 def run_cases(worker: Path, ranks: int, folder: Path, names: Sequence[str]) -> None:
     """Run cases of a worker script on real processes; fails with the output of the first rank that did."""
-    outcomes = launch(worker, ranks, [str(folder), *names], timeout=280)
+    outcomes = launch(worker, ranks, [str(folder), *names], timeout=550)
     succeed(outcomes)
     for outcome in outcomes:
         assert [line.split()[1] for line in outcome.output.splitlines() if line.startswith("CASE ")] == list(names)

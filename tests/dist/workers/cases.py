@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.dist.cases import flowing, training
+from tests.dist.cases import composing, flowing, saving, training
 from tests.support.job import work
 
 if __name__ == "__main__":
-    work({**training.CASES, **flowing.CASES})
+    work({**training.CASES, **flowing.CASES, **composing.CASES, **saving.CASES})

@@ -1,0 +1,251 @@
+"""Stages that are replicated, sharded, split over ranks, compiled or run in fewer bits, against one process.
+
+Four ranks are two pipelines of two stages: rank 2 * d + s is stage s of pipeline d.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support.job import BOTH, Case, Job, M, tokens
+from tests.support.worker import alone, difference, mlp
+
+STAGES = 2
+REPLICAS = 2
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def mesh(job: Job) -> DeviceMesh:
+    """Dimension 0: the replicas, or the parts of a stage; dimension 1: the stages."""
+    return init_device_mesh("cpu", (REPLICAS, STAGES), mesh_dim_names=("data", "pipe"))
+
+
+def pipeline(job: Job, name: str, stage: nn.Module, group: dist.ProcessGroup, loss_fn: Any = None) -> Any:
+    loss_fn = loss_fn or functional.cross_entropy
+    return job.compiled(f"{name}_2").Pipeline(stage, loss_fn, process_group=group, timeout=90)
+
+
+def on_all_data(stages: list[nn.Module], steps: int) -> list[nn.Module]:
+    """One process that trains on the data of all replicas."""
+    whole = copy.deepcopy(stages)
+    for step in range(steps):
+        for replica in range(REPLICAS):
+            batch, targets = tokens(10 * step + replica)
+            alone(whole, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+    for parameter in nn.ModuleList(whole).parameters():
+        if parameter.grad is not None:
+            parameter.grad /= REPLICAS
+    return whole
+
+
+def check(stage: nn.Module, expected: nn.Module, bound: float = 1e-5) -> None:
+    for ours, theirs in zip(stage.parameters(), expected.parameters(), strict=True):
+        gradient = ours.grad.full_tensor() if isinstance(ours.grad, DTensor) else ours.grad
+        assert difference(gradient, theirs.grad) <= bound, (gradient, theirs.grad)
+
+
+def check_clipping(pipe: Any, stage: nn.Module, expected: list[nn.Module], own: int) -> None:
+    """The norm is that of all stages, and all their parts, together."""
+    norm = pipe.clip_grad_norm_(0.01)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(nn.ModuleList(expected).parameters(), 0.01))
+    check(stage, expected[own])
+
+
+@case
+def replicated_stages(job: Job) -> None:
+    """DDP reduces once per step, also after a split backward; three steps before one of the optimizer."""
+    both = mesh(job)
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    reductions: list[int] = []
+
+    def counted(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        reductions.append(bucket.index())
+        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0] / REPLICAS)
+
+    options: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}]
+    for name in BOTH:
+        for each in options:
+            torch.manual_seed(1)
+            stages = mlp(STAGES)
+            if "find_unused_parameters" in each:
+                for stage in stages:
+                    stage.register_parameter("never", nn.Parameter(torch.ones(3)))
+            expected = on_all_data(stages, steps=3)
+            wrapped = DistributedDataParallel(stages[own], process_group=group, **each)
+            counted.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+            wrapped.register_comm_hook(None, counted)
+            pipe = pipeline(job, name, wrapped, both.get_group("pipe"))
+            reductions.clear()
+            for step in range(3):
+                pipe.step(*tokens(10 * step + replica))
+                assert len(reductions) == len(set(reductions)) * (step + 1), reductions
+            check(stages[own], expected[own])
+            if "find_unused_parameters" in each:
+                assert stages[own].never.grad is None
+            check_clipping(pipe, stages[own], expected, own)
+            before = len(reductions)
+            pipe.step(*tokens(0), train=False)
+            assert len(reductions) == before
+
+
+@case
+def sharded_stages(job: Job) -> None:
+    """FSDP2: parameters in parts on the replicas of a stage, gradients reduced once per step."""
+    both = mesh(job)
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    ways: list[Callable[[nn.Module], Any]] = [
+        lambda stage: fully_shard(stage, mesh=both["data"]),
+        lambda stage: [fully_shard(layer, mesh=both["data"]) for layer in stage if isinstance(layer, nn.Linear)],
+        lambda stage: [fully_shard(part, mesh=both["data"]) for part in [*stage, stage]],
+    ]
+    for name in BOTH:
+        for shard in ways:
+            torch.manual_seed(2)
+            stages = [
+                nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)),
+                nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 5)),
+            ]
+            expected = on_all_data(stages, steps=2)
+            stage = stages[own]
+            shard(stage)
+            pipe = pipeline(job, name, stage, both.get_group("pipe"))
+            for step in range(2):
+                pipe.step(*tokens(10 * step + replica))
+                pipe.step(*tokens(10 * step + replica), train=False)
+            sharded = [isinstance(q.grad, DTensor) for q in stage.parameters()]
+            assert any(sharded)
+            for parameter, done in zip(stage.parameters(), sharded, strict=True):
+                if not done:  # outside of what is sharded it is the user's to reduce
+                    dist.all_reduce(parameter.grad, group=both.get_group("data"))
+                    parameter.grad /= REPLICAS
+            check(stage, expected[own])
+            check_clipping(pipe, stage, expected, own)
+
+
+class Wide(nn.Module):
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.up = nn.Linear(6, 8)
+        self.down = nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(self.first(x)).tanh())
+
+
+@case
+def stages_in_parts(job: Job) -> None:
+    """Tensor parallel: the two pipelines are one, whose ranks hold half of each matrix; they see the same data."""
+    both = mesh(job)
+    own = both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(3)
+        stages: list[nn.Module] = [Wide(nn.Embedding(11, 6)), Wide(nn.Identity())]
+        expected = copy.deepcopy(stages)
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        stage = parallelize_module(stages[own], both["data"], plan)
+        pipe = pipeline(job, name, stage, both.get_group("pipe"))
+        for step in range(2):
+            batch, targets = tokens(step)
+            pipe.step(batch, targets)
+            alone(expected, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        check(stage, expected[own])
+        check_clipping(pipe, stage, expected, own)
+
+
+@case
+def compiled_stages(job: Job) -> None:
+    both = mesh(job)
+    own = both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(4)
+        stages = mlp(STAGES)
+        expected = copy.deepcopy(stages)
+        stage = torch.compile(stages[own], backend="aot_eager")
+        pipe = pipeline(job, name, stage, both.get_group("pipe"))
+        for step in range(2):
+            batch, targets = tokens(step)
+            pipe.step(batch, targets)
+            alone(expected, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        check(stages[own], expected[own])
+
+
+@case
+def autocast(job: Job) -> None:
+    """A step under autocast is one process whose forwards and losses are, and what flows has its types."""
+    both = mesh(job)
+    own = both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(5)
+        stages = mlp(STAGES)
+        for stage in stages:  # without, the boundary would be a tanh, which autocast leaves alone
+            stage.append(nn.Linear(6 if stage is stages[0] else 5, 6))
+        expected = copy.deepcopy(stages)
+        pipe = pipeline(job, name, stages[own], both.get_group("pipe"))
+        batch, targets = tokens(5)
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = pipe.step(batch, targets)
+        wanted = []
+        for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = expected[0](x)
+                assert hidden.dtype is torch.bfloat16
+                loss = functional.cross_entropy(expected[1](hidden), y)
+            (loss / M).backward()
+            wanted.append(loss.detach())
+        check(stages[own], expected[own], 0.0 if name == "whole" else 1e-2)
+        if own == STAGES - 1:
+            assert torch.equal(losses, torch.stack(wanted))
+
+
+@case
+def a_gradient_scaler(job: Job) -> None:
+    """All ranks skip the step in which one has an infinite gradient, and none the others."""
+    both = mesh(job)
+    own = both.get_local_rank("pipe")
+    torch.manual_seed(6)
+    stages = mlp(STAGES)
+    expected = copy.deepcopy(stages)
+    pipe = pipeline(job, "whole", stages[own], both.get_group("pipe"))
+    optimizer = torch.optim.SGD(stages[own].parameters(), lr=0.5)
+    theirs = torch.optim.SGD(nn.ModuleList(expected).parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    scales = []
+    for step, broken in enumerate((None, 0, None, 1, None)):
+        batch, targets = tokens(step)
+        pipe.step(batch, targets, scale=scaler.get_scale())
+        if broken == own:
+            next(stages[own].parameters()).grad.view(-1)[-1] = torch.nan
+        pipe.unscale_(scaler, optimizer)
+        pipe.clip_grad_norm_(1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        if broken is None:
+            alone(expected, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+            nn.utils.clip_grad_norm_(nn.ModuleList(expected).parameters(), 1.0)
+            theirs.step()
+            theirs.zero_grad()
+    assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
+    for ours, other in zip(stages[own].parameters(), expected[own].parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)

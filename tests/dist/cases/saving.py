@@ -1,0 +1,122 @@
+"""Training that stops and goes on, on as many ranks or on others, to the bit as if it had not stopped."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn import functional
+
+from tests.support.job import Case, Job, tokens
+
+PARTS = 4
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6, momentum=0.3)  # has buffers, of two types
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.inner(x)).tanh()
+
+
+class Model(nn.Module):
+    """What people have before they cut it into stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(Layer() for _ in range(PARTS))
+        self.head = nn.Linear(6, 5)
+
+    def stages(self, count: int) -> list[nn.Module]:
+        each = PARTS // count
+        stages = [nn.Sequential(*self.layers[s * each : (s + 1) * each]) for s in range(count)]
+        stages[0].insert(0, self.embed)
+        stages[-1].append(self.head)
+        return list(stages)
+
+
+class Training:
+    """One rank's part of the training of a model on the ranks of a group."""
+
+    def __init__(self, job: Job, ranks: int, group: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Model()
+        self.group = group
+        self.stage = self.model.stages(ranks)[job.rank]
+        self.pipe = job.compiled("whole" if ranks == PARTS else f"whole_{ranks}").Pipeline(
+            self.stage, functional.cross_entropy, process_group=group, timeout=90
+        )
+        self.optimizer = torch.optim.AdamW(self.stage.parameters(), lr=0.1)
+
+    def run(self, steps: range) -> None:
+        for step in steps:
+            self.pipe.step(*tokens(step))
+            self.pipe.clip_grad_norm_(1e6)  # without effect
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def save(self, folder: Path) -> None:
+        state = self.pipe.state_dict(self.model, self.optimizer)
+        with redirect_stderr(io.StringIO()):
+            dcp.save(state, checkpoint_id=folder, process_group=self.group)
+
+    def resume(self, folder: Path) -> None:
+        state = self.pipe.state_dict(self.model, self.optimizer)
+        dcp.load(state, checkpoint_id=folder, process_group=self.group)
+        self.pipe.load_state_dict(self.model, state, self.optimizer)
+
+
+@case
+def stopping_and_going_on(job: Job) -> None:
+    """Two steps on as many ranks as the key says, then two on four, against four on four."""
+    undisturbed = Training(job, PARTS, job.group, seed=1)
+    undisturbed.run(range(4))
+    groups = {PARTS: dist.new_group(), 2: dist.new_group([0, 1]), 1: dist.new_group([0])}
+    for before, group in groups.items():
+        folder = job.folder / f"checkpoint_{before}"
+        if job.rank < before:
+            first = Training(job, before, group, seed=1)
+            first.run(range(2))
+            first.save(folder)
+        dist.barrier()
+        second = Training(job, PARTS, job.group, seed=2)
+        second.resume(folder)
+        second.run(range(2, 4))
+        ours, theirs = second.stage.state_dict(), undisturbed.stage.state_dict()
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), (before, name)
+        moments = [
+            [x for state in each.optimizer.state_dict()["state"].values() for x in state.values()]
+            for each in (second, undisturbed)
+        ]
+        assert len(moments[0]) == len(moments[1]) > 0
+        assert all(map(torch.equal, *moments))
+
+
+@case
+def what_is_saved(job: Job) -> None:
+    """Every tensor of the model once, by the name that it has there."""
+    training = Training(job, PARTS, job.group, seed=3)
+    names: list[Any] = [None] * PARTS
+    dist.all_gather_object(names, sorted(training.pipe.state_dict(training.model)["model"]))
+    assert sorted(name for each in names for name in each) == sorted(training.model.state_dict())
+    with pytest.raises(ValueError, match="this rank's stages have tensors that are none of the model's"):
+        training.pipe.state_dict(Model())
