@@ -147,7 +147,7 @@ class Chunk:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: accumulate the parameters' gradients that have waited."""
-        multiply(self._products.pop(microbatch, ()))
+        multiply(self._products.pop(microbatch, []))
 
 
 def _settled(x: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge
 from torch.nn import functional
 
-WORTH_DEFERRING = 1 << 22  # multiplications behind a weight's gradient; to put one aside takes as long as 1 << 18
+WORTH_DEFERRING = 1 << 24  # multiplications behind a gradient; to put one aside costs about as much as 1 << 20
 _PER_ENTRY = 32  # multiplications that take as long as to write and add one entry of a gradient
 _EXACT = (torch.Tensor, torch.nn.Parameter)  # no subclass, whose functions may be its own
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
@@ -64,7 +64,7 @@ def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 _LINEAR = Rule(
     worth=lambda module, x: x.numel() * module.out_features if x.is_floating_point() else 0,
     run=_linear,
-    of_input=lambda module, g, x, weight: _rows(g).mm(weight).view(x.shape),
+    of_input=lambda module, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
     of_weight=lambda module, g, x, weight: _rows(g).t().mm(_rows(x)),
     of_bias=lambda module, g: _rows(g).sum(0),
 )
@@ -138,7 +138,7 @@ _RULES: dict[Any, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A module as one microbatch uses it. `weight`, `bias`: its `parameters`, or casts of them."""
+    """A module and what it multiplies by: `weight` and `bias`, its `parameters` or casts of them."""
 
     deferral: Deferral
     module: Any
@@ -175,23 +175,20 @@ class _Again(torch.autograd.Function):
     """A module as a checkpoint recomputes it in I: keeps what `_Waiting` has kept, but nothing of it waits."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, module: Any, rule: Rule
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, use: _Use) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.module, ctx.rule = module, rule
-        return rule.run(module, x, weight, bias)
+        ctx.use = use
+        return use.rule.run(use.module, x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rule, module = ctx.rule, ctx.module
-        wants_input, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        rule, module = ctx.use.rule, ctx.use.module
+        wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
         return (
             rule.of_input(module, gradient, x, weight) if wants_input else None,
             rule.of_weight(module, gradient, x, weight) if wants_weight else None,
             rule.of_bias(module, gradient) if wants_bias else None,
-            None,
             None,
         )
 
@@ -205,7 +202,7 @@ class Deferral:
     def __init__(self, stage: torch.nn.Module) -> None:
         self._stage = stage
         self._anchor = torch.empty(0, requires_grad=True)
-        self._places: list[tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]] = []
+        self._places: list[tuple[dict[str, Any], Callable[[torch.Tensor], Any]]] = []
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.waiting: list[Product] | None = None
 
@@ -213,9 +210,10 @@ class Deferral:
         """A step begins: find the modules, which may be others than before, and forget what autocast made."""
         self._casts.clear()
         self._places = [
-            (vars(module), self._forward_of(module, rule))
+            (vars(module), forward)
             for module in _not_compiled(self._stage)
             if (rule := _RULES.get(type(module).forward)) and "forward" not in vars(module)
+            if (forward := self._replace(module, rule))
         ]
 
     @contextlib.contextmanager
@@ -240,47 +238,49 @@ class Deferral:
             self.waiting = None
         return waiting
 
-    def _forward_of(self, module: Any, rule: Rule) -> Callable[[torch.Tensor], torch.Tensor]:
-        plain = module.forward
+    def _replace(self, module: Any, rule: Rule) -> Callable[[torch.Tensor], Any] | None:
+        """What the module is to run in its forward's place; None where its gradients cannot wait."""
+        own = module._parameters
+        weight, bias = own.get("weight"), own.get("bias")
+        if not _can_wait(weight) or not (bias is None or not bias.requires_grad or _can_wait(bias)):
+            return None
+        plain, worth, dtype = module.forward, rule.worth, weight.dtype
+        use = _Use(self, module, rule, (weight, bias), weight, bias)
 
-        def forward(input: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = (
-                plain(input) if torch.compiler.is_compiling() else self._forward(module, rule, plain, input)
-            )
-            return found
+        def forward(input: torch.Tensor) -> Any:
+            if (
+                torch.compiler.is_compiling()
+                or not torch.is_grad_enabled()
+                or type(input) not in _EXACT
+                or worth(module, input) < WORTH_DEFERRING
+                or own.get("weight") is not weight
+                or torch._C._are_functorch_transforms_active()
+            ):
+                return plain(input)
+            if not input.is_floating_point():
+                return self._apply(use, input)
+            if torch.is_autocast_enabled(input.device.type):
+                return plain(input) if torch.float64 in (input.dtype, dtype) else self._apply_cast(use, input)
+            return self._apply(use, input) if input.dtype == dtype else plain(input)  # which says what is wrong
 
         return forward
 
-    def _forward(self, module: Any, rule: Rule, plain: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
-        weight, bias = module.weight, getattr(module, "bias", None)
-        if not (
-            torch.is_grad_enabled()
-            and type(x) in _EXACT
-            and _can_wait(weight)
-            and (bias is None or not bias.requires_grad or _can_wait(bias))
-            and rule.worth(module, x) >= WORTH_DEFERRING
-            and not torch._C._are_functorch_transforms_active()
-        ):
-            return plain(x)
-        dtype = weight.dtype
-        if x.is_floating_point():
-            if torch.is_autocast_enabled(x.device.type):
-                if torch.float64 in (x.dtype, dtype):
-                    return plain(x)
-                dtype = torch.get_autocast_dtype(x.device.type)
-                x = x.to(dtype)
-            elif x.dtype != dtype:
-                return plain(x)  # which says what is wrong
+    def _apply(self, use: _Use, x: torch.Tensor) -> Any:
         if self.waiting is not None:
-            cast = weight.to(dtype), None if bias is None else bias.to(dtype)
-            return _Again.apply(x, *cast, module, rule)  # type: ignore[no-untyped-call]
-        cast = self._cast(weight, dtype), None if bias is None else self._cast(bias, dtype)
-        use = _Use(self, module, rule, (weight, bias), *cast)
+            return _Again.apply(x, *use.parameters, use)  # type: ignore[no-untyped-call]
         return _Waiting.apply(x, None if x.requires_grad else self._anchor, use)  # type: ignore[no-untyped-call]
 
+    def _apply_cast(self, use: _Use, x: torch.Tensor) -> Any:
+        """The same under autocast."""
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x = x.to(dtype)
+        weight, bias = use.parameters
+        if self.waiting is not None:
+            return _Again.apply(x, weight.to(dtype), None if bias is None else bias.to(dtype), use)  # type: ignore[no-untyped-call]
+        cast = replace(use, weight=self._cast(weight, dtype), bias=None if bias is None else self._cast(bias, dtype))
+        return _Waiting.apply(x, None if x.requires_grad else self._anchor, cast)  # type: ignore[no-untyped-call]
+
     def _cast(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        if parameter.dtype == dtype:
-            return parameter
         found = self._casts.get(parameter)
         if found is None or found.dtype != dtype:
             found = self._casts[parameter] = parameter.detach().to(dtype)
@@ -311,16 +311,14 @@ def _not_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         stack.extend(module.children())
 
 
-def multiply(products: Sequence[Product]) -> None:
-    """W: accumulate the gradients that I has put aside."""
-    leaves: list[torch.Tensor] = []
-    gradients: list[torch.Tensor] = []
-    for use, g, x in products:
-        weight, bias = use.parameters
-        leaves.append(weight)
-        gradients.append(use.rule.of_weight(use.module, g, x, use.weight).to(weight.dtype))
-        if bias is not None and bias.requires_grad:
-            leaves.append(bias)
-            gradients.append(use.rule.of_bias(use.module, g).to(bias.dtype))
-    if leaves:
-        run_backward(leaves, gradients)
+def multiply(products: list[Product]) -> None:
+    """W: accumulate the gradients that I has put aside, each while it is in the cache; `products` is used up."""
+    products.reverse()
+    while products:
+        use, g, x = products.pop()
+        rule, (weight, bias) = use.rule, use.parameters
+        gradient = rule.of_weight(use.module, g, x, use.weight).to(weight.dtype)
+        if bias is None or not bias.requires_grad:
+            run_backward((weight,), (gradient,))
+        else:
+            run_backward((weight, bias), (gradient, rule.of_bias(use.module, g).to(bias.dtype)))
