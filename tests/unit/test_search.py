@@ -25,7 +25,7 @@ from verify.search import (
     smallest_feasible_cap,
     solve,
 )
-from verify.search.exact import Answer, decide, refutation
+from verify.search.exact import Answer, decide
 from verify.search.fill import fill
 from verify.search.judge import Invalid
 from verify.search.model import fits, run
@@ -192,16 +192,6 @@ def test_the_judge_refuses_what_is_no_answer() -> None:
         judge(problem, (orders[0][:-1], orders[1]))
     with pytest.raises(Invalid, match="out of turn"):
         judge(problem, ((orders[0][1], orders[0][0], *orders[0][2:]), orders[1]))
-
-
-def test_a_refutation_is_a_file_that_z3_refutes_by_itself() -> None:
-    import z3
-
-    text = refutation(model_of(linear(3, 6, EQUAL, 2)), 24)
-    assert "(set-logic QF_LIA)" in text
-    solver = z3.Solver()
-    solver.from_string(text)
-    assert solver.check() == z3.unsat
 
 
 def test_z3_is_loaded_only_when_it_is_asked() -> None:

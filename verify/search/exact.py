@@ -53,7 +53,7 @@ def decide(
     `work`: z3's limit, 0 for none; the same work gives the same answer. `seconds`: an outer stop, 0 for none. `extra`:
     pairs of rows of which the first must end before the second starts.
     """
-    model, limit = _no_instants(model, limit)
+    model, limit = without_instants(model, limit)
     try:
         window = narrow(model, limit, extra)
     except Infeasible:
@@ -109,7 +109,7 @@ def _truth(z3: Any, context: Any, literal: Literal) -> Any:
     return z3.Bool(literal, context)
 
 
-def _no_instants(model: Model, limit: int) -> tuple[Model, int]:
+def without_instants(model: Model, limit: int) -> tuple[Model, int]:
     """The same question with operations that take no time made to take the least, in so fine a unit that it adds up to
     less than one of the old: otherwise "x before y" could go round in a circle at one instant."""
     if all(model.duration):
@@ -124,7 +124,7 @@ def refutation(model: Model, limit: int) -> str:
     decision = decide(model, limit)
     if decision.answer is not Answer.REFUTED or decision.by == "windows":
         raise ValueError("nothing is refuted by a solver here")
-    instants, fine = _no_instants(model, limit)
+    instants, fine = without_instants(model, limit)
     formula = Formula(instants, narrow(instants, fine))
     comment = f"No order has a value of {limit} (in units of {model.problem.time_unit})."
     return formula.text(comment, decision.clauses)
