@@ -1,0 +1,214 @@
+"""How fast the executor is, beside PyTorch's pipelining: same model, data and threads, in turn (A B A B ...).
+
+    python benchmarks/executor.py                       # all parts: about five minutes on a quiet machine
+    python benchmarks/executor.py --parts split,host    # some of them
+    python benchmarks/executor.py --parts speed --rounds 15 --microbatches 4
+
+    split   what I and W take together, of what B takes; how often a checkpointed forward is recomputed
+    host    CPU time per computation where there is next to nothing to compute, p=2, m=64
+    speed   tokens per second on two ranks, against the limit: one process's step / p / (1 - bubble)
+    trace   what `trace=True` costs
+
+Ratios are of medians over rounds in which all contestants run one after the other, so that a slow moment of the machine
+hits all of them. One thread per process; `split` and `host` count CPU time, `speed` seconds of the wall, which other
+processes disturb: the fastest round is shown, too. Exit status 1 where something that is wanted is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+# In place of this folder, whose verify.py has the verifier's name.
+sys.path[0] = str(HERE.parent)
+
+RANKS = 2
+SEQUENCE = 128  # tokens of a microbatch
+TIME_LIMIT = 3600  # seconds for the processes of one part
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A figure, what is wanted of it in words, and whether it is so."""
+
+    text: str
+    met: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement (default 7)")
+    parser.add_argument("--microbatches", default="4,8,16", help="for `speed` (default 4,8,16)")
+    options = parser.parse_args()
+    met = True
+    for part in options.parts.split(","):
+        if part not in PARTS:
+            parser.error(f"no part {part!r}; there are {', '.join(PARTS)}")
+        print(f"\n{part}", flush=True)
+        for wanted in PARTS[part](options):
+            met = met and wanted.met
+            print(f"  wanted: {wanted.text}: {'yes' if wanted.met else 'NO'}", flush=True)
+    return 0 if met else 1
+
+
+# ------------------------------------------------------------------ the parts
+
+
+def _split(options: argparse.Namespace) -> list[Wanted]:
+    (found,) = _measure("split", 1, {"rounds": options.rounds})
+    wanted = []
+    for name, most in (("2 layers of width 256", 1.08), ("48 tiny layers", 1.5)):
+        ours, theirs = (median(found[name][who]) for who in ("ours", "torch"))
+        print(f"  {name:<24}(I + W) / B: {ours:.2f}, PyTorch {theirs:.2f}")
+        wanted.append(Wanted(f"{name}: {ours:.2f} <= {most}", ours <= most))
+    depths = found["depths"]
+    print(
+        "  (I + W) / B by depth    " + ", ".join(f"{depth} layers {median(each):.2f}" for depth, each in depths.items())
+    )
+    for name, (ours, theirs) in found["recomputed"].items():
+        print(f"  {name:<24}forwards per microbatch: {ours}, PyTorch {theirs}")
+        wanted.append(Wanted(f"{name}: recomputed once", ours == 2))
+    ours, theirs = found["custom"]
+    print(f"  custom function         backwards per microbatch: {ours}, PyTorch {theirs}")
+    wanted.append(Wanted("a custom function's backward runs once", ours == 1))
+    return wanted
+
+
+def _host(options: argparse.Namespace) -> list[Wanted]:
+    ranks = _measure(
+        "host",
+        RANKS,
+        {"rounds": options.rounds, "ours": {"1f1b": _compile("1f1b", 64), "zb_h1": _compile("zb_h1", 64)}},
+    )
+    names = list(ranks[0])
+    micro = {name: max(median(each[name]) for each in ranks) * 1e6 for name in names}
+    for name in names:
+        print(f"  {name:<24}{micro[name]:8.1f} µs of CPU time per computation")
+    ours, theirs = micro["ours 1f1b"], micro["torch 1F1B"]
+    return [Wanted(f"1F1B: {ours / theirs:.2f} of PyTorch's <= 0.5", ours <= 0.5 * theirs)]
+
+
+OURS = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", str(HERE / "interleaved_iw.sched"))
+SAME = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}  # what PyTorch has, too
+
+
+def _speed(options: argparse.Namespace) -> list[Wanted]:
+    wanted = []
+    for m in map(int, options.microbatches.split(",")):
+        files = {Path(name).stem: _compile(name, m) for name in OURS}
+        ranks = _measure("speed", RANKS, {"rounds": options.rounds, "ours": files, "m": m})
+        names = list(ranks[0]["wall"])
+        wall = {name: [max(pair) for pair in _side_by_side(ranks, "wall", name)] for name in names}
+        cpu = {name: median([sum(pair) for pair in _side_by_side(ranks, "cpu", name)]) for name in names}
+        alone = wall.pop("alone")
+        print(f"  m = {m}: one process {1e3 * median(alone):.0f} ms (fastest {1e3 * min(alone):.0f})")
+        print(f"  {'':<28}{'tokens/s':>10}{'step':>10}{'fastest':>10}{'of limit':>10}{'CPU':>10}")
+        share = {}
+        for name, seconds in wall.items():
+            of_limit = ""
+            if name in (ours := {f"ours {stem}": stem for stem in files}):
+                stem = ours[name]
+                share[stem] = median(alone) / RANKS / (1 - files[stem][1]) / median(seconds)
+                of_limit = f"{share[stem]:.2f}"
+            times = f"{1e3 * median(seconds):>7.0f} ms{1e3 * min(seconds):>7.0f} ms"
+            print(f"  {name:<28}{SEQUENCE * m / median(seconds):>10,.0f}{times}{of_limit:>10}{cpu[name]:>8.2f} s")
+        wanted += _wanted_of_speed(m, wall, cpu, share)
+    return wanted
+
+
+def _side_by_side(ranks: list[Any], what: str, name: str) -> list[tuple[float, ...]]:
+    """A figure of all ranks, by round."""
+    return list(zip(*(each[what][name] for each in ranks), strict=True))
+
+
+def _wanted_of_speed(
+    m: int, wall: dict[str, list[float]], cpu: dict[str, float], share: dict[str, float]
+) -> list[Wanted]:
+    wanted = [Wanted(f"m={m} {stem}: {part:.2f} of the limit >= 0.93", part >= 0.93) for stem, part in share.items()]
+    for stem, other in SAME.items():
+        gain = median(wall[f"torch {other}"]) / median(wall[f"ours {stem}"])
+        wanted.append(Wanted(f"m={m} {stem}: {gain:.2f} of PyTorch's speed >= 1", gain >= 1))
+    if m == 4:
+        best = {who: min(median(s) for name, s in wall.items() if name.startswith(who)) for who in ("ours", "torch")}
+        gain = best["torch"] / best["ours"]
+        wanted.append(Wanted(f"m=4: our best is {gain:.2f} of PyTorch's best >= 1.2", gain >= 1.2))
+    for stem in ("zb_h1", "zb_h2"):
+        more = cpu[f"ours {stem}"] / cpu["ours 1f1b"]
+        wanted.append(Wanted(f"m={m} {stem}: CPU time {more:.2f} of 1F1B's <= 1.08", more <= 1.08))
+    return wanted
+
+
+def _trace(options: argparse.Namespace) -> list[Wanted]:
+    ranks = _measure("trace", RANKS, {"rounds": 3 * options.rounds, "ours": {"zb_h1": _compile("zb_h1", 8)}, "m": 8})
+    cpu = {name: [sum(pair) for pair in zip(*(each[name] for each in ranks), strict=True)] for name in ranks[0]}
+    cost = median(cpu["traced"]) / median(cpu["plain"]) - 1
+    print(f"  CPU time of a step with trace=True: {100 * cost:+.2f} %")
+    return [Wanted(f"{100 * cost:+.2f} % <= 1 %", cost <= 0.01)]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Sequence[Wanted]]] = {
+    "split": _split,
+    "host": _host,
+    "speed": _speed,
+    "trace": _trace,
+}
+
+
+# ------------------------------------------------------------------ starting what measures
+
+
+def _compile(schedule: str, m: int) -> tuple[str, float]:
+    """The text of a schedule's executor for two ranks, and its bubble where F, I and W take equally long."""
+    import pipedsl.api as pipedsl
+    from pipedsl.emit import emit_result
+
+    result = pipedsl.verify(pipedsl.load(schedule), {"p": RANKS, "m": m})
+    assert result.metrics is not None
+    return emit_result(result), float(result.metrics.bubble)
+
+
+def _measure(part: str, ranks: int, task: dict[str, Any]) -> list[Any]:
+    """What every rank's process found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "task.json").write_text(json.dumps(task))
+        environment = {
+            **os.environ,
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(HERE.parent),
+        }
+        command = [sys.executable, str(HERE / "executor_ranks.py"), part, name]
+        processes = [
+            subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(ranks)
+        ]
+        try:
+            codes = [process.wait(TIME_LIMIT) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        if any(codes):
+            sys.exit(f"{part}: a rank ended with {max(codes, key=abs)}")
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

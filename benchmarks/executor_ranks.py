@@ -1,0 +1,316 @@
+"""What `executor.py` starts on every rank. Arguments: the part, and a folder with the task and for what is found."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# In place of this folder, whose verify.py has the verifier's name.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed import pipelining  # noqa: E402
+from torch.distributed.pipelining import _backward as torch_backward  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from examples.train_gpt import Block  # noqa: E402
+from pipedsl.runtime.chunk import Arrived, Chunk  # noqa: E402
+
+WIDTH, SEQUENCE, LAYERS, HEADS = 256, 128, 8, 4
+TENSOR = ("tensor",)
+
+
+# ------------------------------------------------------------------ split: one process
+
+
+class Both:
+    """A module's backward in our way and in PyTorch's: whole, or split in two."""
+
+    def __init__(self, module: nn.Module, x: torch.Tensor) -> None:
+        self.module = module
+        self.chunk = Chunk(module, range(1 << 20))
+        self.whole = Chunk(module)
+        self.x = x
+        self.gradient = torch.randn_like(module(x)) / x.numel()
+
+    def ours(self, split: bool) -> float:
+        """CPU seconds of the backward."""
+        chunk = self.chunk if split else self.whole
+        chunk.begin()
+        output = chunk.forward(0, Arrived(TENSOR, [self.x], [True], 1), {})
+        chunk.keep(0, [output])
+        began = time.process_time()
+        if split:
+            chunk.backward_input(0, [self.gradient])
+            chunk.backward_weight(0)
+        else:
+            chunk.backward(0, [self.gradient])
+        return time.process_time() - began
+
+    def torch(self, split: bool) -> float:
+        x = self.x.detach().requires_grad_()
+        output = self.module(x)
+        began = time.process_time()
+        if split:
+            _, groups = torch_backward.stage_backward_input([output], [self.gradient], [x], self.module.parameters())
+            torch_backward.stage_backward_weight(self.module.parameters(), groups)
+        else:
+            torch_backward.stage_backward(output, self.gradient, [x])
+        return time.process_time() - began
+
+    def ratio(self, way: Callable[[bool], float], times: int) -> float:
+        """(I + W) / B, of times measured in turn."""
+        found = [(way(True), way(False)) for _ in range(times)]
+        return sum(split for split, _ in found) / sum(whole for _, whole in found)
+
+
+class Counted(nn.Module):
+    """Layers under activation checkpointing, and how often they ran."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(64, HEADS) for _ in range(layers))
+        self.runs = 0
+
+    def one(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        return block(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(self.one, block, x, use_reentrant=False)
+        return x
+
+
+class Custom(torch.autograd.Function):
+    runs = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        Custom.runs += 1
+        x, weight = ctx.saved_tensors
+        return gradient * weight, (gradient * x).sum(tuple(range(x.dim() - 1)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Custom.apply(x, self.weight)
+
+
+def tiny(layers: int) -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers)))
+
+
+def split(task: dict[str, Any], rank: int) -> Any:
+    torch.manual_seed(0)
+    found: dict[str, Any] = {}
+    wide = Both(nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(2))), torch.randn(1, SEQUENCE, WIDTH))
+    small = Both(tiny(48), torch.randn(4, 16))
+    for name, both, times in (("2 layers of width 256", wide, 8), ("48 tiny layers", small, 20)):
+        both.ratio(both.ours, 3), both.ratio(both.torch, 3)
+        ways = {"ours": both.ours, "torch": both.torch}
+        found[name] = {who: [] for who in ways}
+        for _ in range(task["rounds"]):
+            for who, way in ways.items():
+                found[name][who].append(both.ratio(way, times))
+    found["depths"] = {}
+    for depth in (12, 48, 192):
+        both = Both(tiny(depth), torch.randn(4, 16))
+        found["depths"][depth] = [both.ratio(both.ours, 10) for _ in range(task["rounds"])]
+    found["recomputed"] = {}
+    for layers in (1, 4):
+        module = Counted(layers)
+        both = Both(module, torch.randn(1, 16, 64))
+        counts = []
+        for way in (both.ours, both.torch):
+            module.runs = 0
+            way(True)
+            counts.append(module.runs / layers)
+        found["recomputed"][f"{layers} checkpointed"] = counts
+    both = Both(nn.Sequential(Scaled(), nn.Linear(16, 16)), torch.randn(4, 16))
+    counts = []
+    for way in (both.ours, both.torch):
+        Custom.runs = 0
+        way(True)
+        counts.append(Custom.runs)
+    found["custom"] = counts
+    return found
+
+
+# ------------------------------------------------------------------ several ranks
+
+
+def load(folder: Path, name: str, text: str) -> Any:
+    """Import a generated file."""
+    path = folder / f"{name}_{dist.get_rank()}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def stages_of(blocks: list[nn.Module], count: int) -> list[nn.Module]:
+    each = len(blocks) // count
+    return [nn.Sequential(*copy.deepcopy(blocks[s * each : (s + 1) * each])) for s in range(count)]
+
+
+Step = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def our_step(folder: Path, name: str, text: str, blocks: list[nn.Module], **options: Any) -> Step:
+    compiled = load(folder, name, text)
+    stages = stages_of(blocks, compiled.STAGES)
+    mine = [stages[s] for s, owner in enumerate(compiled.PLACEMENT) if owner == dist.get_rank()]
+    step: Step = compiled.Pipeline(mine, functional.mse_loss, **options).step
+    return step
+
+
+# PyTorch's schedules: the stages of a rank among `count`, as they want them placed.
+LOOPED: Callable[[int, int, int], list[int]] = lambda rank, p, count: list(range(rank, count, p))  # noqa: E731
+V_SHAPED: Callable[[int, int, int], list[int]] = lambda rank, p, count: [rank, count - 1 - rank]  # noqa: E731
+TORCH: dict[str, tuple[Any, int, Any]] = {
+    "GPipe": (pipelining.ScheduleGPipe, 1, LOOPED),
+    "1F1B": (pipelining.Schedule1F1B, 1, LOOPED),
+    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, 2, LOOPED),
+    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, 2, LOOPED),
+    "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, 2, V_SHAPED),
+    "DualPipeV": (pipelining.ScheduleDualPipeV, 2, V_SHAPED),
+}
+
+
+def torch_step(name: str, blocks: list[nn.Module], m: int) -> Step:
+    make, chunks, place = TORCH[name]
+    rank, p = dist.get_rank(), dist.get_world_size()
+    count = chunks * p
+    numbers = place(rank, p, count)
+    modules = stages_of(blocks, count)
+    stages = [pipelining.PipelineStage(modules[s], s, count, torch.device("cpu")) for s in numbers]
+    schedule = make(stages[0] if chunks == 1 else stages, m, loss_fn=functional.mse_loss)
+    first, last = 0 in numbers, count - 1 in numbers
+
+    def step(batch: torch.Tensor, targets: torch.Tensor) -> Any:
+        losses: list[torch.Tensor] = []
+        given = (batch,) if first else ()
+        return schedule.step(*given, **({"target": targets, "losses": losses} if last else {}))
+
+    return step
+
+
+def host(task: dict[str, Any], rank: int) -> Any:
+    """CPU seconds per computation of a rank."""
+    m, folder = 64, Path(sys.argv[2])
+    blocks: list[nn.Module] = [nn.Linear(2, 2) for _ in range(2)]
+    steps = {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
+    steps |= {f"torch {name}": torch_step(name, blocks, m) for name in ("1F1B", "GPipe")}
+    batch, targets = torch.randn(m, 2), torch.randn(m, 2)
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(task["rounds"] + 2):
+        for name, step in steps.items():
+            dist.barrier()
+            began = time.process_time()
+            for _ in range(3):
+                step(batch, targets)
+            if turn > 1:
+                computations = m * (3 if "zb" in name else 2)
+                found[name].append((time.process_time() - began) / 3 / computations)
+    return found
+
+
+def speed(task: dict[str, Any], rank: int) -> Any:
+    """Seconds of the wall and of CPU time per step."""
+    m, folder = task["m"], Path(sys.argv[2])
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [Block(WIDTH, HEADS) for _ in range(LAYERS)]
+    whole = nn.Sequential(*copy.deepcopy(blocks))
+
+    def alone(batch: torch.Tensor, targets: torch.Tensor) -> None:
+        """The same microbatches in one process, while the other one waits."""
+        if rank == 0:
+            for x, y in zip(batch.chunk(m), targets.chunk(m), strict=True):
+                (functional.mse_loss(whole(x), y) / m).backward()
+
+    steps: dict[str, Step] = {"alone": alone}
+    ours = {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
+    theirs = {f"torch {name}": torch_step(name, blocks, m) for name in TORCH if name != "DualPipeV" or m >= 4}
+    mixed = [*zip(ours.items(), theirs.items(), strict=False)]
+    steps |= dict(each for pair in mixed for each in pair)  # ours and theirs in turn
+    steps |= ours | theirs
+    batch, targets = torch.randn(m, SEQUENCE, WIDTH), torch.randn(m, SEQUENCE, WIDTH)
+    wall: dict[str, list[float]] = {name: [] for name in steps}
+    cpu: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(task["rounds"] + 1):
+        for name, step in steps.items():
+            dist.barrier()
+            began, cpu_began = time.perf_counter(), time.process_time()
+            step(batch, targets)
+            seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+            if turn:
+                wall[name].append(seconds)
+                cpu[name].append(cpu_seconds)
+    return {"wall": wall, "cpu": cpu}
+
+
+def trace(task: dict[str, Any], rank: int) -> Any:
+    """CPU seconds per step, with and without."""
+    m, folder = task["m"], Path(sys.argv[2])
+    blocks: list[nn.Module] = [Block(WIDTH, HEADS) for _ in range(2)]
+    ((name, (text, _)),) = task["ours"].items()
+    steps = {
+        "plain": our_step(folder, name, text, blocks),
+        "traced": our_step(folder, f"{name}_traced", text, blocks, trace=True),
+    }
+    batch, targets = torch.randn(m, SEQUENCE, WIDTH), torch.randn(m, SEQUENCE, WIDTH)
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(task["rounds"] + 1):
+        for which, step in steps.items():
+            dist.barrier()
+            began = time.process_time()
+            step(batch, targets)
+            if turn:
+                found[which].append(time.process_time() - began)
+    return found
+
+
+def main() -> None:
+    part, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
+    task = json.loads((folder / "task.json").read_text())
+    work: dict[str, Callable[[dict[str, Any], int], Any]] = {
+        "split": split,
+        "host": host,
+        "speed": speed,
+        "trace": trace,
+    }
+    found = work[part](task, dist.get_rank())
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
