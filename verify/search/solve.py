@@ -15,16 +15,16 @@ from math import ceil
 from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
-from verify.search.exact import Answer, decide
-from verify.search.greedy import Habit
+from verify.search.close import close
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.steady import Steady, place_weights, steady_states
-from verify.search.tune import Tuned, tune
+from verify.search.tune import Manner, Tuned, tune
 
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
+EACH = 80  # operations that take as long as what putting few in order costs beside
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
@@ -108,7 +108,7 @@ class _Search:
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = FAR
-        self.habits: tuple[Habit, ...] = ()
+        self.manner: Manner | None = None
         self.goal = None if goal is None else int(goal / problem.time_unit)
         bound: Bound = lower_bound(self.model)
         self.low = bound.value
@@ -212,27 +212,29 @@ def _begin(search: _Search, start: Orders) -> None:
 
 def _tune(search: _Search, share: float) -> None:
     model = search.model
-    cost = max(1, len(model)) / SCHEDULED
+    cost = (EACH + len(model)) / SCHEDULED
     tries = max(1, int(share / cost))
 
     def notice(found: Tuned) -> None:
         search.take(found.rows, "habits")
 
-    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.habits or None, notice)
+    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.manner, notice)
     search.work += cost * (tries if found is None else found.tried)
     if found is not None:
-        search.habits = found.habits
+        search.manner = found.manner
 
 
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_FOR_Z3
-    share = 0.5 if reasons else search.budget.work / 50
+    # z3 is soon done with few operations, where habits would be tried in vain.
+    share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))
-        if not search.done and steady is None and search.left > 0.01:
+        # Not before z3 had a first look, where it may have one.
+        if not search.done and steady is None and search.left > 0.01 and (before or not reasons):
             steady = steady_states(search.model, search.stop)
             search.work += len(steady) * min(len(search.model), 6 * search.problem.ranks**2) / SCHEDULED
         if not search.done and steady:
@@ -240,7 +242,7 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if reasons and not search.done:
-            _close(search, share)
+            close(search, share)
         if search.work == before:
             break
         share *= 2 if reasons else 8
@@ -259,7 +261,7 @@ def _improve(search: _Search, share: float) -> None:
 
 def _place(search: _Search, states: list[Steady], share: float) -> None:
     """W around the best steady states, a part of the share for each."""
-    cost = max(1, len(search.model)) / SCHEDULED
+    cost = (EACH + len(search.model)) / SCHEDULED
     for state in states:
         if search.done or search.left <= 0.01:
             return
@@ -267,42 +269,6 @@ def _place(search: _Search, states: list[Steady], share: float) -> None:
         notice = partial(search.take, by=f"steady state of period {state.pattern.period}")
         used = place_weights(search.model, state, search.enough, tries, search.next_seed, search.stop, notice)
         search.work += cost * (used + 1)
-
-
-def _close(search: _Search, share: float) -> None:
-    """Refute or find, as long as that leads on: one better than the best first, then in the lower part of the gap."""
-    if search.goal is not None:
-        _ask(search, search.goal, min(share, search.left))
-        return
-    if search.rows is None:
-        longest = sum(search.model.duration) + 2 * sum(search.problem.send) * search.problem.microbatches
-        if _ask(search, longest, min(share, search.left)) is Answer.REFUTED:
-            raise Infeasible(-1, 0, "z3 refutes that any order keeps to the caps")
-    while not search.done and search.rows is not None and search.left > 0.01:
-        target = search.value - 1
-        answer = _ask(search, target, min(share, search.left))
-        if answer is Answer.FOUND and search.value - search.low > 4:
-            target = (search.low + search.value) // 2
-            answer = _ask(search, target, min(share, search.left))
-        while answer is Answer.UNKNOWN and target > search.low and search.left > 0.01:
-            # The optimum may well be here; below it is easier to refute.
-            target = (search.low + target) // 2
-            answer = _ask(search, target, min(share, search.left))
-        if answer is Answer.UNKNOWN or target < search.value - 1:
-            break
-
-
-def _ask(search: _Search, limit: int, share: float) -> Answer:
-    seconds = 0.0 if search.stop == float("inf") else max(0.1, search.stop - monotonic())
-    found = decide(search.model, limit, work=share, seconds=seconds, seed=search.seed)
-    search.work += found.work
-    if found.answer is Answer.REFUTED:
-        search.raise_bound(limit + 1, f"refuted by {found.by}")
-    elif found.answer is Answer.FOUND and found.rows is not None:
-        search.take(found.rows, "z3")
-        if search.value > limit:  # an order that the simulator does not confirm decides nothing
-            return Answer.UNKNOWN
-    return found.answer
 
 
 __all__ = ["Budget", "Infeasible", "NothingFound", "Proof", "Solution", "Step", "solve"]
