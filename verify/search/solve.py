@@ -16,13 +16,12 @@ from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
 from verify.search.exact import Answer, decide
-from verify.search.greedy import Habit
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.steady import Steady, place_weights, steady_states
-from verify.search.tune import Tuned, tune
+from verify.search.tune import Manner, Tuned, tune
 
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
@@ -109,7 +108,7 @@ class _Search:
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = FAR
-        self.habits: tuple[Habit, ...] = ()
+        self.manner: Manner | None = None
         self.goal = None if goal is None else int(goal / problem.time_unit)
         bound: Bound = lower_bound(self.model)
         self.low = bound.value
@@ -219,10 +218,10 @@ def _tune(search: _Search, share: float) -> None:
     def notice(found: Tuned) -> None:
         search.take(found.rows, "habits")
 
-    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.habits or None, notice)
+    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.manner, notice)
     search.work += cost * (tries if found is None else found.tried)
     if found is not None:
-        search.habits = found.habits
+        search.manner = found.manner
 
 
 def _rounds(search: _Search) -> None:
