@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from pipedsl.profile import Profile, load_profile
     from pipedsl.program import Kind
     from pipedsl.sched_text import program_text
+    from pipedsl.search_answer import SearchResult
     from pipedsl.search_runs import News
-    from pipedsl.searching import SearchResult, search
+    from pipedsl.searching import search
     from pipedsl.simulate import Metrics
     from pipedsl.sweeping import SweepPoint, sweep
     from verify import dependency_graph, mend_calls, mend_program
@@ -101,7 +102,7 @@ _HOMES = {
     "shipped": "pipedsl.library",
     "News": "pipedsl.search_runs",
     "NothingFound": "verify.search.solve",
-    "SearchResult": "pipedsl.searching",
+    "SearchResult": "pipedsl.search_answer",
     "search": "pipedsl.searching",
     "SweepPoint": "pipedsl.sweeping",
     "sweep": "pipedsl.sweeping",

@@ -23,7 +23,7 @@ from verify.search.problem import Orders, Problem
 from verify.search.steady import steady_states
 
 if TYPE_CHECKING:
-    from pipedsl.searching import SearchResult
+    from pipedsl.search_answer import SearchResult
 
 MOST_PROOFS = 12
 """How often the fewest microbatches are raised until the proof succeeds."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipedsl.sched_text import program_text
 
 if TYPE_CHECKING:
-    from pipedsl.searching import SearchResult
+    from pipedsl.search_answer import SearchResult
 
 
 def found_text(result: SearchResult) -> str:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,7 +16,7 @@ from pipedsl.library import UsageError
 from pipedsl.search_cache import Kept, key_of, load_solution, store_solution
 from verify.search.lean import leaner
 from verify.search.problem import Infeasible, Orders, Problem
-from verify.search.solve import Budget, NothingFound, Solution, Step, solve
+from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
 
 GRACE = 30.0
 """Seconds that processes get to bring what they have after Ctrl-C."""
@@ -25,6 +25,10 @@ FOR_MEMORY = 1 / 30
 """The part of a budget that is for less memory at the same value."""
 
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
+
+
+WORK = 60.0
+"""The budget where nothing is said: about a minute of one core."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,47 @@ class News:
     @property
     def gap(self) -> Fraction | None:
         return None if self.value is None or not self.bound else (self.value - self.bound) / self.bound
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How to search: the budget of each job, and where the jobs run, are kept and tell how they stand."""
+
+    budget: Budget
+    seed: int = 0
+    jobs: int = 1
+    cache: Path | None = None
+    progress: Callable[[News], None] | None = None
+
+    def part(self, share: float) -> Effort:
+        """The same with a part of the budget."""
+        work, seconds = self.budget.work, self.budget.seconds
+        return replace(self, budget=Budget(work * share, None if seconds is None else seconds * share))
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return run_jobs(jobs, self.jobs, self.cache, self.progress)
+
+
+def effort_of(
+    work: float | None,
+    timeout: float | None,
+    seed: int,
+    jobs: int,
+    cache: Path | None,
+    progress: Callable[[News], None] | None,
+) -> Effort:
+    """What is asked for. With a timeout alone it is the time that ends it."""
+    if work is None:
+        work = WORK if timeout is None else max(WORK, 10 * timeout)
+    return Effort(Budget(work, timeout), seed, jobs, cache, progress)
+
+
+def better_bound(solution: Solution, other: Solution) -> Solution:
+    """The solution with the bound of another where that is higher; both are of problems that it solves."""
+    if other.bound <= solution.bound:
+        return solution
+    proof = (other.proof or Proof.REFUTATION) if solution.value <= other.bound else None
+    return replace(solution, bound=other.bound, proof=proof, argument=other.argument)
 
 
 def run_jobs(

@@ -8,119 +8,21 @@ assert result.optimal and result.value == 27
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pipedsl.api import rejection, with_claims
-from pipedsl.diagnostics import DiagnosticError, Limits
-from pipedsl.occupancy import constant_part
-from pipedsl.open_words import flat_stages
-from pipedsl.program import Program
-from pipedsl.search_problem import Caps, Task, activation_caps, tasks
-from pipedsl.search_runs import Job, News, Outcome, run_jobs
-from pipedsl.smallest_cap import refuse
+from pipedsl.diagnostics import Limits
+from pipedsl.search_answer import SearchResult, answer_of, is_too_small, job_of
+from pipedsl.search_problem import Task, tasks
+from pipedsl.search_runs import Effort, News, Outcome, better_bound, effort_of
+from pipedsl.smallest_cap import refusal
 from pipedsl.syntax import Schedule
-from verify import TRANSPORTS, Report, Verdict
-from verify import verify as prove
-from verify.search.exact import refutation
-from verify.search.model import model_of
-from verify.search.problem import Infeasible, Orders, Problem
-from verify.search.solve import Budget, NothingFound, Proof, Solution
+from verify.search.solve import NothingFound
 
 if TYPE_CHECKING:
-    from pipedsl.every_m import EveryM
     from pipedsl.profile import Profile
-
-WORK = 60.0
-"""The budget where nothing is said: about a minute of one core."""
-
-ROUNDS = 8
-"""How often the caps are made smaller to make room for the buffers of messages, which a search does not know."""
-
-NO_ROOM = "with the buffers of its messages no order was found that keeps to the caps"
-
-
-@dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The best order found, as a verified program. Times are in the file's unit.
-
-    `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
-    (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `least`: no order
-    as good holds less on the rank that holds most, message buffers apart. `placement`: the name of the one chosen for
-    `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages; `problem` is
-    without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
-    """
-
-    schedule: Schedule
-    params: Mapping[str, int]
-    problem: Problem = field(repr=False)
-    task: Task = field(repr=False)
-    program: Program = field(repr=False)
-    report: Report = field(repr=False)
-    objective: str
-    value: Fraction
-    bound: Fraction
-    proof: str | None
-    argument: str
-    least: bool
-    caps: Caps
-    seed: int
-    work: float
-    elapsed: float
-    placement: str | None = None
-    cached: bool = False
-    interrupted: bool = False
-
-    @property
-    def optimal(self) -> bool:
-        return self.proof is not None
-
-    @property
-    def gap(self) -> Fraction:
-        """How far above the bound the value is, as a part of the bound."""
-        return (self.value - self.bound) / self.bound if self.bound else Fraction(0)
-
-    @cached_property
-    def every_m(self) -> EveryM | None:
-        """The answer, or one near it, with m as a parameter and proved for all m from some m on; None: none was."""
-        from pipedsl.every_m import every_m
-
-        return every_m(self)
-
-    def reordered(self, orders: Orders) -> tuple[Program, Report]:
-        """Other orders of the same problem in place of the answer's, and what the ordinary verifier says of them."""
-        program = program_of(self.task, orders, self.caps)
-        return program, prove(program)
-
-    @property
-    def refutation(self) -> str | None:
-        """SMT-LIB text that says there is an order one unit of time better; any solver finds that there is none.
-
-        None where the proof is not of that kind, or where what is known of starts and ends alone refutes it.
-        """
-        if self.proof != Proof.REFUTATION.value:
-            return None
-        limit = self.value / self.problem.time_unit - 1
-        try:
-            return refutation(model_of(self.problem), int(limit))
-        except Infeasible:
-            return None
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.report.verdict
-
-    @property
-    def text(self) -> str:
-        """The answer as a `.sched`; it expands to `program`."""
-        from pipedsl.found_text import found_text
-
-        return found_text(self)
 
 
 def search(
@@ -150,169 +52,52 @@ def search(
     """
     found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
     possible = [task for task in found if not is_too_small(task)]
-    share = budget_of(budget, timeout, len(possible) if jobs == 1 else 1)
+    effort = effort_of(budget, timeout, seed, jobs, cache, progress)
+    share = effort.part(1 / max(1, len(possible))) if jobs == 1 else effort
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
-    runs = [job_of(task, share, each, task.placement or "") for task in possible for each in seeds]
-    outcomes = run_jobs(runs, jobs, cache, progress)
+    outcomes = share.run([job_of(t, share.budget, each, t.placement or "") for t in possible for each in seeds])
     of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     if all(each.refused for each in of_task):
-        refuse(schedule, found)
-    solved = [(task, each) for task, each in zip(possible, of_task, strict=True) if each.solution is not None]
+        raise refusal(schedule, found).error
+    return best_of(schedule, list(zip(possible, of_task, strict=True)), share, transports, profile)
+
+
+def best_of(
+    schedule: Schedule,
+    found: Sequence[tuple[Task, Outcome]],
+    effort: Effort,
+    transports: Sequence[str] | None,
+    profile: Profile | None,
+) -> SearchResult:
+    """The best answer among several placements. Raises NothingFound where there is none."""
+    solved = [(task, each, each.solution) for task, each in found if each.solution is not None]
     if not solved:
         raise NothingFound("the search ended before it found an order")
-    bounds = [each.solution.bound for _, each in solved if each.solution is not None]
+    task, best, _ = min(solved, key=lambda each: each[2].value)
+    answer = answer_of(schedule, task, best, effort, transports, profile)
+    if len(found) == 1:
+        return answer
     # One that has neither an order nor a refusal may be better than all.
-    decided = len(solved) + sum(each.refused for each in of_task) == len(of_task)
-    task, best = min(solved, key=lambda pair: _value(pair[1]))
-    answer = answer_of(schedule, task, best, share, transports, cache, profile)
-    return _with_bound(answer, min(bounds) if decided else Fraction(0))
-
-
-def budget_of(work: float | None, timeout: float | None, parts: int = 1) -> Budget:
-    """A share of the budget. With a timeout alone it is the time that ends it."""
-    if work is None:
-        work = WORK if timeout is None else max(WORK, 10 * timeout)
-    parts = max(1, parts)
-    return Budget(work / parts, None if timeout is None else timeout / parts)
-
-
-def job_of(task: Task, budget: Budget, seed: int, label: str = "") -> Job:
-    return Job(task.problem, budget, seed, constant_part(task.program), label)
-
-
-def is_too_small(task: Task) -> bool:
-    """Whether some rank's cap is less than what it holds all the time."""
-    left = activation_caps(task.program, task.caps)
-    return any(cap is not None and cap < 0 for rank, cap in enumerate(left) if rank in task.problem.placement)
-
-
-def _value(outcome: Outcome) -> Fraction:
-    assert outcome.solution is not None
-    return outcome.solution.value
-
-
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
-    """What searches with several seeds found of one problem: the best order, and the best bound."""
-    solved = [each for each in outcomes if each.solution is not None]
-    if not solved:
-        return next((each for each in outcomes if each.refused), outcomes[0])
-    best = min(solved, key=lambda each: (_value(each), not each.least))
-    solutions = [each.solution for each in solved if each.solution is not None]
-    strongest = max(solutions, key=lambda each: each.bound)
-    assert best.solution is not None
-    solution = with_better_bound(best.solution, strongest)
-    work = sum(each.work for each in solutions)
-    interrupted = any(each.interrupted for each in outcomes)
-    return replace(best, solution=replace(solution, work=work), interrupted=interrupted)
-
-
-def with_better_bound(solution: Solution, other: Solution) -> Solution:
-    """The solution with the bound of another where that is higher; both are of problems that it solves."""
-    if other.bound <= solution.bound:
-        return solution
-    proof = (other.proof or Proof.REFUTATION) if solution.value <= other.bound else None
-    return replace(solution, bound=other.bound, proof=proof, argument=other.argument)
-
-
-def _with_bound(answer: SearchResult, bound: Fraction) -> SearchResult:
-    """The answer among several placements, whose bound is the lowest of theirs."""
+    decided = len(solved) + sum(each.refused for _, each in found) == len(found)
+    bound = min(solution.bound for _, _, solution in solved) if decided else Fraction(0)
+    answer = replace(answer, least=False)  # as good an order of another placement may hold less
     if bound >= answer.bound:
         return answer
     proof = answer.proof if answer.value <= bound else None
     return replace(answer, bound=bound, proof=proof, argument="the lowest of all placements")
 
 
-def answer_of(
-    schedule: Schedule,
-    task: Task,
-    outcome: Outcome,
-    budget: Budget,
-    transports: Sequence[str] | None,
-    cache: Path | None,
-    profile: Profile | None = None,
-) -> SearchResult:
-    """The result, through the ordinary verifier.
-
-    A search does not know of the buffers of messages. Where they make an order too large, it is asked again with caps
-    that leave room for them; the bound stays that of the caps themselves. Raises NothingFound where that fails.
-    """
-    solution, caps = outcome.solution, task.caps
-    assert solution is not None
-    bound, problem = solution, task.problem
-    for _ in range(ROUNDS):
-        program = program_of(task, solution.orders, caps)
-        report = judged(schedule, task, program, transports, profile)
-        over = _overflow(program, report)
-        if not any(over):
-            break
-        task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, over, strict=True)))
-        again = None
-        if not is_too_small(task):
-            again = run_jobs([job_of(task, budget, outcome.seed)], cache=cache)[0].solution
-        if again is None:
-            raise NothingFound(NO_ROOM)
-        solution = again
-    else:
-        raise NothingFound(NO_ROOM)
-    proof = bound.proof or Proof.BOUND
-    return SearchResult(
-        schedule=schedule,
-        params=dict(program.params),
-        problem=problem,
-        task=task,
-        program=program,
-        report=report,
-        objective=task.problem.objective.value,
-        value=solution.value,
-        bound=bound.bound,
-        proof=proof.value if solution.value <= bound.bound else None,
-        argument=bound.argument,
-        least=outcome.least and solution is bound,
-        caps=caps,
-        seed=outcome.seed,
-        work=solution.work,
-        elapsed=outcome.elapsed,
-        placement=task.placement,
-        cached=outcome.cached,
-        interrupted=outcome.interrupted,
-    )
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    """What searches with several seeds found of one problem: the best order, and the best bound."""
+    solutions = [(each.solution, each) for each in outcomes if each.solution is not None]
+    if not solutions:
+        return next((each for each in outcomes if each.refused), outcomes[0])
+    solution, best = min(solutions, key=lambda each: (each[0].value, not each[1].least))
+    for other, _ in solutions:
+        solution = better_bound(solution, other)
+    work = sum(other.work for other, _ in solutions)
+    interrupted = any(each.interrupted for each in outcomes)
+    return replace(best, solution=replace(solution, work=work), interrupted=interrupted)
 
 
-def _overflow(program: Program, report: Report) -> list[Fraction]:
-    """Per rank, how much more memory it needs than its cap."""
-    if report.metrics is None:
-        return [Fraction(0)] * program.ranks
-    pairs = zip(report.metrics.memory, program.memory.cap, strict=True)
-    return [Fraction(0) if cap is None else max(Fraction(0), held - cap) for held, cap in pairs]
-
-
-def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
-    """The orders as a program of the file: its names, places in the text, costs and sizes, and these caps."""
-    program = task.program
-    columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
-    row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    rows = np.array([row_of[(int(op.kind), op.stage, op.microbatch)] for order in orders for op in order], np.int64)
-    return replace(
-        program,
-        kind=program.kind[rows],
-        stage=program.stage[rows],
-        microbatch=program.microbatch[rows],
-        replica=program.replica[rows],
-        span=program.span[rows],
-        memory=replace(program.memory, cap=caps),
-    )
-
-
-def judged(
-    schedule: Schedule, task: Task, program: Program, transports: Sequence[str] | None, profile: Profile | None
-) -> Report:
-    """The ordinary verifier on an answer, with the claims of the schedule."""
-    try:
-        report = prove(program, transports=tuple(transports or TRANSPORTS))
-        own = replace(program, costs=task.own.costs, memory=task.own.memory)
-        return report if report.metrics is None else with_claims(schedule, own, report, report.metrics, profile)
-    except DiagnosticError as error:
-        return rejection(error)
-
-
-__all__ = ["NothingFound", "SearchResult", "search"]
+__all__ = ["NothingFound", "SearchResult", "best_of", "search"]

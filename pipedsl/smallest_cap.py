@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import NoReturn
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
 from pipedsl.evaluate import show as number
@@ -35,14 +34,27 @@ class Smallest:
     sure: bool
 
 
-def refuse(schedule: Schedule, tasks: Sequence[Task]) -> NoReturn:
-    """PD602, with the smallest caps of the placement that needs least."""
+@dataclass(frozen=True)
+class Refusal:
+    """PD602. `smallest`: the cap of every rank that would do, where the caps are the same for all; else None."""
+
+    diagnostic: Diagnostic
+    smallest: Fraction | None = None
+
+    @property
+    def error(self) -> DiagnosticError:
+        return DiagnosticError([self.diagnostic])
+
+
+def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
+    """What to say where no order keeps to the caps, with the smallest of the placement that needs least."""
     span = _span(schedule)
     found = [each for each in map(smallest, tasks) if each is not None]
     if not found:
-        raise DiagnosticError([Diagnostic("PD602", "no order was found under any cap", span)])
+        return Refusal(Diagnostic("PD602", "no order was found under any cap", span))
     best = min(found, key=lambda each: each.by)
     given = {cap for cap in best.task.caps if cap is not None}
+    least = None
     if len(given) == 1:
         cap = next(iter(given))
         least = max(cap for cap in best.caps if cap is not None)
@@ -54,7 +66,7 @@ def refuse(schedule: Schedule, tasks: Sequence[Task]) -> NoReturn:
     how = "the smallest that one keeps to is" if best.sure else "the smallest that one was found for is"
     message = f"no order keeps to {what}; {how} {needed}"
     help_ = "raise the cap, or leave more of the order open"
-    raise DiagnosticError([Diagnostic("PD602", message, span, notes=(_held(best),), help=help_)])
+    return Refusal(Diagnostic("PD602", message, span, notes=(_held(best),), help=help_), least)
 
 
 def smallest(task: Task) -> Smallest | None:

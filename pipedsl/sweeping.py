@@ -1,4 +1,9 @@
-"""A search for each of several values of one parameter, or of the cap: the curve of memory against time."""
+"""A search for each of several values of one parameter, or of the cap: the curve of memory against time.
+
+An order for a smaller cap is one for a larger, and a bound for a larger cap holds for a smaller. So the values are gone
+through twice: upwards with a small part of the budget, each from the order of the one before; then downwards with the
+rest, each with the bound of the one after, which leaves little to do where the curve is flat.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +14,30 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
+from pipedsl.diagnostics import Limits
+from pipedsl.search_answer import SearchResult, is_too_small, job_of
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import News, Outcome, run_jobs
-from pipedsl.searching import SearchResult, answer_of, budget_of, is_too_small, job_of, with_better_bound
+from pipedsl.search_runs import Effort, Job, News, Outcome, better_bound, effort_of
+from pipedsl.searching import best_of
+from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.syntax import Schedule
-from verify.search.bounds import lower_bound
 from verify.search.judge import Invalid, judge
-from verify.search.model import model_of
-from verify.search.problem import Infeasible
-from verify.search.solve import NothingFound, Proof, Solution
+from verify.search.solve import NothingFound
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
 
+FIRST = 0.1
+"""The part of the budget for the way upwards, where neighbours can help each other."""
+
 
 @dataclass(frozen=True, eq=False)
 class SweepPoint:
-    """What was found for one value. `result` None: no order keeps to the caps (`refused`), or none was found."""
+    """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found."""
 
     value: Fraction
     result: SearchResult | None
-    refused: bool = False
+    refusal: Refusal | None = None
 
 
 def sweep(
@@ -51,48 +58,130 @@ def sweep(
 ) -> list[SweepPoint]:
     """The best order for every value of the parameter `name`; `cap` is also the cap of all ranks where no parameter is.
 
-    `budget` and `timeout` are for each value. An order for a smaller cap is one for a larger cap, and a bound for a
-    larger one holds for a smaller one, so each answer is at least as good as its neighbours show. Raises
-    DiagnosticError as `search` does, with PD601 for an open placement.
+    `budget` and `timeout` are for each value. Each answer is at least as good as its neighbours show. Where the
+    placement is open, it is the best of all at each value. Raises DiagnosticError as `search` does, but for PD602.
     """
     values = sorted(set(values))
     named = name != "cap" or any(parameter.name == name for parameter in schedule.header.parameters)
-    found = []
+    grid = []
     for value in values:
         given = {**params, name: value} if named else params
-        each = tasks(schedule, given, None if named else Fraction(value), limits, profile)
-        if len(each) > 1:
-            message = "a sweep takes one placement at a time"
-            raise DiagnosticError([Diagnostic("PD601", message, schedule.header.span, help="name it: `place ? in v`")])
-        found.append(each[0])
-    share = budget_of(budget, timeout)
-    outcomes: dict[int, Outcome] = {}
-    if jobs > 1:
-        open_ = [k for k, task in enumerate(found) if not is_too_small(task)]
-        runs = [job_of(found[k], share, seed, f"{name}={values[k]}") for k in open_]
-        outcomes = dict(zip(open_, run_jobs(runs, jobs, cache, progress), strict=True))
-    else:
-        for k, task in enumerate(found):
-            if is_too_small(task):
-                continue
-            known = _known(task, found[k - 1], outcomes.get(k - 1)) if k else None
-            stopped = any(each.interrupted for each in outcomes.values())
-            job = job_of(task, share, seed, f"{name}={values[k]}")
-            if known is None and not stopped:
-                known = run_jobs([job], 1, cache, progress)[0]
-            outcomes[k] = known or Outcome(seed, interrupted=True)
-    _share(found, outcomes)
-    points = []
-    for k, (value, task) in enumerate(zip(values, found, strict=True)):
-        outcome = outcomes.get(k, Outcome(seed, refused=True))
-        result = None
-        if outcome.solution is not None:
-            try:
-                result = answer_of(schedule, task, outcome, share, transports, cache, profile)
-            except NothingFound:
-                result = None
-        points.append(SweepPoint(Fraction(value), result, outcome.refused))
+        grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile))
+    placements = len(grid[0]) if grid else 0
+    effort = effort_of(budget, timeout, seed, jobs, cache, progress)
+    share = effort.part(1 / max(1, placements))
+    labels = [f"{name}={value}" for value in values]
+    curves = [_Curve([row[k] for row in grid], labels, share).outcomes() for k in range(placements)]
+    points: list[SweepPoint] = []
+    for at, value in enumerate(values):
+        found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
+        try:
+            result = best_of(schedule, found, share, transports, profile)
+        except NothingFound:
+            result = None
+        points.append(SweepPoint(Fraction(value), result))
+    return _with_refusals(schedule, grid, curves, points)
+
+
+def _with_refusals(
+    schedule: Schedule, grid: Sequence[Sequence[Task]], curves: Sequence[Sequence[Outcome]], points: list[SweepPoint]
+) -> list[SweepPoint]:
+    """The points, with what to say where no order keeps to the caps; said once where only the cap differs."""
+    last: tuple[Task, Refusal] | None = None
+    for at in range(len(points) - 1, -1, -1):
+        if not all(curve[at].refused for curve in curves):
+            continue
+        task = grid[at][0]
+        if last is None or last[1].smallest is None or not _same_but_for_caps(last[0], task):
+            last = task, refusal(schedule, grid[at])
+        points[at] = replace(points[at], refusal=last[1])
     return points
+
+
+class _Curve:
+    """One placement: a task for each value, upwards."""
+
+    def __init__(self, tasks: Sequence[Task], labels: Sequence[str], effort: Effort) -> None:
+        self.tasks, self.labels, self.effort = tasks, labels, effort
+        self.found = [Outcome(effort.seed, refused=is_too_small(task)) for task in tasks]
+        # Whether an order of the value before is one here, and a bound here is one there.
+        self.helps = [False] + [_same_but_for_caps(a, b) and _wider(a, b) for a, b in pairwise(tasks)]
+
+    def outcomes(self) -> list[Outcome]:
+        numbers = range(len(self.tasks))
+        rest = self.effort
+        if any(self.helps):
+            self._run(numbers, self.effort.part(FIRST))
+            rest = self.effort.part(1 - FIRST)
+        self._run(numbers[::-1], rest)
+        self._share(numbers)
+        return self.found
+
+    def _run(self, numbers: Sequence[int], effort: Effort) -> None:
+        """Search for these values: one after the other, or all at once in processes."""
+        if effort.jobs > 1:
+            open_ = [k for k in numbers if self._open(k)]
+            for k, outcome in zip(open_, effort.run([self._job(k, effort) for k in open_]), strict=True):
+                self._take(k, outcome)
+            self._share(numbers)
+            return
+        for k in numbers:
+            self._share([k])
+            if not self._open(k):
+                continue
+            if any(each.interrupted for each in self.found):
+                self.found[k] = replace(self.found[k], interrupted=True)
+            else:
+                self._take(k, effort.run([self._job(k, effort)])[0])
+
+    def _open(self, k: int) -> bool:
+        solution = self.found[k].solution
+        return not self.found[k].refused and (solution is None or solution.proof is None)
+
+    def _job(self, k: int, effort: Effort) -> Job:
+        own = self.found[k].solution
+        above = self.found[k + 1].solution if k + 1 < len(self.found) and self.helps[k + 1] else None
+        job = job_of(self.tasks[k], effort.budget, effort.seed, self.labels[k])
+        return replace(job, start=None if own is None else own.orders, known=own or above)
+
+    def _take(self, k: int, new: Outcome) -> None:
+        """What a search answered, beside what was known."""
+        before = self.found[k]
+        known, found = before.solution, new.solution
+        elapsed = before.elapsed + new.elapsed
+        if known is None or found is None:
+            kept = new if known is None else replace(before, interrupted=new.interrupted)
+            self.found[k] = replace(kept, elapsed=elapsed)
+            return
+        better = found if found.value <= known.value else known
+        both = better_bound(better_bound(better, known), found)
+        both = replace(both, work=known.work + found.work)
+        self.found[k] = replace(new, solution=both, least=new.least and better is found, elapsed=elapsed)
+
+    def _share(self, numbers: Sequence[int]) -> None:
+        """Give each value the order of the one before and the bound of the one after, where they are better."""
+        for k in numbers:
+            if self.helps[k] and not self.found[k].refused:
+                self._share_order(k)
+        for k in reversed(numbers):
+            ours = self.found[k].solution
+            theirs = self.found[k + 1].solution if k + 1 < len(self.found) and self.helps[k + 1] else None
+            if ours is not None and theirs is not None:
+                self.found[k] = replace(self.found[k], solution=better_bound(ours, theirs))
+
+    def _share_order(self, k: int) -> None:
+        ours, theirs = self.found[k].solution, self.found[k - 1].solution
+        if theirs is None or (ours is not None and ours.value <= theirs.value):
+            return
+        problem = self.tasks[k].problem
+        try:
+            judgement = judge(problem, theirs.orders)
+        except Invalid:
+            return
+        moved = replace(theirs, problem=problem, judgement=judgement, bound=Fraction(0), proof=None, work=0.0)
+        if ours is not None:
+            moved = replace(better_bound(moved, ours), work=ours.work)
+        self.found[k] = replace(self.found[k], solution=moved, least=False)
 
 
 def _same_but_for_caps(one: Task, other: Task) -> bool:
@@ -103,56 +192,3 @@ def _wider(one: Task, other: Task) -> bool:
     """Whether what keeps to the caps of `one` keeps to those of `other`."""
     pairs = zip(one.problem.cap, other.problem.cap, strict=True)
     return all(b is None or (a is not None and a <= b) for a, b in pairs)
-
-
-def _known(task: Task, before: Task, outcome: Outcome | None) -> Outcome | None:
-    """The answer for the value before where it meets the lower bound here too: nothing is left to search."""
-    solution = None if outcome is None else outcome.solution
-    if outcome is None or solution is None or not _same_but_for_caps(before, task) or not _wider(before, task):
-        return None
-    try:
-        bound = lower_bound(model_of(task.problem))
-    except Infeasible:
-        return None
-    low = bound.value * task.problem.time_unit
-    if solution.value > low:
-        return None
-    moved = _moved(solution, task)
-    if moved is None:
-        return None
-    return replace(outcome, solution=replace(moved, bound=low, proof=Proof.BOUND, argument=bound.argument, work=0.0))
-
-
-def _moved(solution: Solution, task: Task) -> Solution | None:
-    """The same order as an answer to another problem, judged anew; None where it is none."""
-    try:
-        return replace(solution, problem=task.problem, judgement=judge(task.problem, solution.orders))
-    except Invalid:
-        return None
-
-
-def _share(found: Sequence[Task], outcomes: dict[int, Outcome]) -> None:
-    """Give each cap the better order of the next smaller cap, and each the better bound of the next larger."""
-
-    def pairs(order: Sequence[int]) -> list[tuple[int, int]]:
-        return [(a, b) for a, b in pairwise(order) if a in outcomes and b in outcomes]
-
-    numbers = range(len(found))
-    for smaller, larger in pairs(numbers):
-        ours, theirs = outcomes[larger], outcomes[smaller].solution
-        if theirs is None or not _same_but_for_caps(found[smaller], found[larger]):
-            continue
-        if not _wider(found[smaller], found[larger]):
-            continue
-        if ours.solution is None or theirs.value < ours.solution.value:
-            moved = _moved(theirs, found[larger])
-            if moved is not None:
-                bound = ours.solution or replace(moved, bound=Fraction(0), argument="none")
-                moved = replace(moved, bound=Fraction(0), proof=None, argument="none")
-                outcomes[larger] = replace(ours, solution=with_better_bound(moved, bound))
-    for larger, smaller in pairs(numbers[::-1]):
-        ours, theirs = outcomes[smaller], outcomes[larger].solution
-        if ours.solution is None or theirs is None or not _same_but_for_caps(found[smaller], found[larger]):
-            continue
-        if _wider(found[smaller], found[larger]):
-            outcomes[smaller] = replace(ours, solution=with_better_bound(ours.solution, theirs))

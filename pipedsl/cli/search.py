@@ -40,9 +40,10 @@ from pipedsl.render.search import (
     sweep_lines,
 )
 from pipedsl.render.style import Colour
+from pipedsl.search_answer import SearchResult
 from pipedsl.search_cache import user_folder
 from pipedsl.search_runs import News
-from pipedsl.searching import NothingFound, SearchResult, search
+from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form:
         print_lines(sweep_lines(name, points), color)
     if any(point.result is not None for point in points):
         finish(OK)
-    finish(REJECTED if all(point.refused for point in points) else UNKNOWN)
+    finish(REJECTED if all(point.refusal is not None for point in points) else UNKNOWN)
 
 
 class _Progress:

@@ -14,8 +14,8 @@ from pipedsl.render.style import Line, line
 from pipedsl.render.summary import STYLES, summary_lines, title
 
 if TYPE_CHECKING:
+    from pipedsl.search_answer import SearchResult
     from pipedsl.search_runs import News
-    from pipedsl.searching import SearchResult
     from pipedsl.sweeping import SweepPoint
 
 VERSION = 1
@@ -110,22 +110,30 @@ def sweep_lines(name: str, points: Sequence[SweepPoint]) -> list[Line]:
     for at, row in enumerate(rows):
         text = "  ".join(cell.rjust(width) for cell, width in zip(row[:6], widths, strict=True))
         lines.append(line(("dim" if not at else "", text), "  " if row[6] else "", (row[7], row[6])))
+    refused = [point.refusal.diagnostic for point in points if point.refusal is not None]
+    for text in (refused[-1].message, *refused[-1].notes) if refused else ():
+        lines.append(line(("dim", text)))
     return lines
 
 
 def _cells(point: SweepPoint) -> tuple[str, ...]:
     result = point.result
     if result is None:
-        why = ("no order keeps to it", "error") if point.refused else ("nothing found", "warning")
-        return ("-", "-", "-", "-", "-", *why)
+        if point.refusal is None:
+            return ("-", "-", "-", "-", "-", "nothing found", "warning")
+        least = point.refusal.smallest
+        told = "" if least is None else f", the smallest is {number(least)}"
+        return ("-", "-", "-", "-", "-", f"no order keeps to it{told}", "error")
     metrics = result.report.metrics
     bubble, peak = Fraction(0), Fraction(0)
     if metrics is not None:
         bubble = metrics.bubble if result.objective == "makespan" else metrics.span_bubble
         peak = max(metrics.peak_activations)
-    state = ("the smallest", "good") if result.optimal else ("", "")
+    state = "the smallest" if result.optimal else ""
+    if result.placement is not None:
+        state = f"{result.placement}, {state}" if state else result.placement
     cells = (number(result.value), number(result.bound), percent(result.gap), percent(bubble), number(peak))
-    return (*cells, *state)
+    return (*cells, state, "good" if result.optimal else "")
 
 
 def sweep_document(name: str, points: Sequence[SweepPoint]) -> Json:
@@ -135,7 +143,12 @@ def sweep_document(name: str, points: Sequence[SweepPoint]) -> Json:
 def _point(point: SweepPoint) -> Json:
     result = point.result
     if result is None:
-        return {"at": json_number(point.value), "found": False, "infeasible": point.refused}
+        why: Json = {"at": json_number(point.value), "found": False, "infeasible": point.refusal is not None}
+        if point.refusal is not None:
+            least = point.refusal.smallest
+            why["smallest"] = None if least is None else json_number(least)
+            why["diagnostics"] = [diagnostic_document(point.refusal.diagnostic)]
+        return why
     metrics = result.report.metrics
     known: Json = {} if metrics is None else {
         "bubble": json_number(metrics.bubble),

@@ -33,7 +33,7 @@ def draw_sweep(name: str, points: Sequence[SweepPoint], form: str) -> bytes:
             xs, ys = zip(*proved, strict=True)
             axes.scatter(xs, ys, marker="s", zorder=3, label="proved to be the smallest")
         for point in points:
-            if point.refused:
+            if point.refusal is not None:
                 axes.axvline(float(point.value), color="#cccccc", linewidth=6, zorder=0)
         axes.set_xlabel(name)
         axes.set_ylabel(solved[0][1].objective if solved else "nothing found")

@@ -90,15 +90,19 @@ def test_sweeps_that_are_none(values: str) -> None:
 
 def test_a_sweep(folder: Path) -> None:
     lines = run(*ASKED, "--sweep", "cap=0..4", "-o", "curve.svg").output.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [["0", "-"], ["1", "42"], ["2", "25"], ["3", "20"], ["4", "20"]]
-    assert "no order keeps to it" in lines[1]
+    curve = [["0", "-"], ["1", "42"], ["2", "25"], ["3", "20"], ["4", "20"]]
+    assert [line.split()[:2] for line in lines[1:6]] == curve
+    assert "no order keeps to it, the smallest is 1" in lines[1]
+    assert "the smallest that one keeps to is 1" in lines[6]
+    assert "F[0] of stage" in lines[7]
     assert (folder / "curve.svg").read_text().count("<svg") == 1
     before = (folder / "curve.svg").read_bytes()
     run(*ASKED, "--sweep", "cap=0..4", "-o", "curve.svg")
     assert (folder / "curve.svg").read_bytes() == before
     document = json.loads(run(*ASKED, "--sweep", "cap=0..2", "--format", "json").output)
     assert [point["found"] for point in document["points"]] == [False, True, True]
-    assert document["points"][0]["infeasible"] is True
+    assert (document["points"][0]["infeasible"], document["points"][0]["smallest"]) == (True, 1)
+    assert document["points"][0]["diagnostics"][0]["code"] == "PD602"
     assert document["points"][2]["peak_activations"] == [2, 2, 2]
     run(*ASKED, "--sweep", "cap=0..0", status=1)
     assert "must end in" in run(*ASKED, "--sweep", "cap=0..0", "-o", "x.sched", status=2).output

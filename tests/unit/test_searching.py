@@ -15,10 +15,11 @@ from pipedsl import search_runs
 from pipedsl.api import load, parse_text
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
+from pipedsl.search_answer import SearchResult
 from pipedsl.search_cache import user_folder
 from pipedsl.search_problem import tasks
-from pipedsl.searching import NothingFound, SearchResult, search
-from pipedsl.sweeping import sweep
+from pipedsl.searching import NothingFound, search
+from pipedsl.sweeping import SweepPoint, sweep
 from pipedsl.syntax import Schedule
 from verify import Verdict
 from verify.search.solve import Solution
@@ -277,7 +278,9 @@ def test_processes_find_what_one_does() -> None:
 
 def test_a_sweep_is_a_search_for_each_value() -> None:
     points = sweep(load("zero_bubble"), {"p": 3, "m": 6}, "cap", range(6), budget=WORK)
-    assert [point.refused for point in points] == [True] + [False] * 5
+    assert [point.refusal is not None for point in points] == [True] + [False] * 5
+    assert points[0].refusal is not None
+    assert points[0].refusal.smallest == 1
     for point in points[1:]:
         alone = search(load("zero_bubble"), {"p": 3, "m": 6, "cap": int(point.value)}, budget=WORK)
         assert point.result is not None
@@ -317,10 +320,23 @@ def test_neighbours_share_orders_and_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     assert two.bound == three.bound == 0 or two.bound <= four.bound
 
 
-def test_a_sweep_takes_one_placement() -> None:
-    schedule = problem("F@0 * m || F@1 * m || B@0 * m || B@1 * m", stages="2 * p", place="?")
-    with pytest.raises(DiagnosticError, match="one placement"):
-        sweep(schedule, {"p": 2, "m": 2}, "cap", [2])
+def test_a_sweep_over_placements_has_the_best_at_each_value() -> None:
+    word = "F@0 * m || F@1 * m || B@0 * m || B@1 * m"
+    places = ("linear", "looped", "v")
+
+    def curve(place: str) -> list[SweepPoint]:
+        schedule = problem(word, "memory { cap(r) = cap }", "2 * p", place)
+        return sweep(schedule, {"p": 2, "m": 2}, "cap", range(1, 4), budget=WORK)
+
+    alone = [curve(f"? in {name}") for name in places]
+    together = curve("?")
+    assert together[0].refusal is not None
+    for point, *each in zip(together[1:], *(each[1:] for each in alone), strict=True):
+        values = [one.result.value for one in each if one.result]
+        assert point.result is not None
+        assert point.result.value == min(values)
+        assert point.result.bound <= min(one.result.bound for one in each if one.result)
+        assert values[places.index(str(point.result.placement))] == point.result.value
 
 
 def test_progress_is_told() -> None:
