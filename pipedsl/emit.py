@@ -34,6 +34,7 @@ RUNTIME_MODULES = (
     "watch",
     "rendezvous",
     "exchange",
+    "loop",
     "tied",
     "norms",
     "scaling",

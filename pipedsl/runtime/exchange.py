@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall
-from pipedsl.runtime.tree import Layout
+from pipedsl.runtime.tree import Layout, Structure
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag
 
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Handed:
     """Tensors on their way to another stage, which nobody may write to. `versions`: how often that had happened."""
 
     tensors: Sequence[torch.Tensor]
     versions: Sequence[int]
-
-    @staticmethod
-    def now(tensors: Sequence[torch.Tensor]) -> _Handed:
-        return _Handed(tensors, _versions(tensors))
 
     def check(self, what: str) -> None:
         """ValueError where somebody did."""
@@ -44,16 +41,19 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [-1 if x.is_inference() else x._version for x in tensors]
 
 
-@dataclass
-class _Request:
-    """A message under way. It holds its tensors, which must live until it has been waited for."""
+@dataclass(slots=True)
+class _Receive:
+    """A message that is to arrive. It holds its tensors, which must live until it has been waited for.
+
+    `posted`: set when it has been, where its layout was not known at its call.
+    """
 
     call: PlannedCall
+    tag: int
     tensors: Sequence[torch.Tensor] = ()
-    handed: _Handed | None = None
-    works: list[Any] = field(default_factory=list)
+    works: Sequence[Any] = ()
     layout: Layout | None = None
-    posted: threading.Event = field(default_factory=threading.Event)
+    posted: threading.Event | None = None
     error: Exception | None = None
 
 
@@ -72,8 +72,9 @@ class Exchange:
         self._local: dict[tuple[int, int], _Handed] = {}
         self._gradients: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
         self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
-        self._requests: dict[int, _Request] = {}
-        self._late: dict[int, list[_Request]] = {}
+        self._sends: dict[int, tuple[_Handed, Sequence[Any]]] = {}
+        self._receives: dict[int, _Receive] = {}
+        self._late: dict[int, list[_Receive]] = {}
         self._lock = threading.Lock()
         self._stopped = False
         self._train = True
@@ -107,7 +108,7 @@ class Exchange:
             peer = destination if source == me else source
             self._watch.stop_if_failed()
             self._watch.position.note(f"opening the channel from rank {source} to rank {destination}", peer)
-            self._wait(self._begin(source != me, tensor, peer, WARM_UP_TAG))
+            self._wait(self._begin(self._wire.isend if source == me else self._wire.irecv, [tensor], peer, WARM_UP_TAG))
 
     # ------------------------------------------------------------- for the computations
 
@@ -121,123 +122,146 @@ class Exchange:
         """The gradients of those outputs of `stage` that need one."""
         return self._gradients.pop((stage, microbatch))
 
-    def give_output(self, stage: int, microbatch: int, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
-        """Hand to `stage` what the stage before returned: tensors of this layout, without history."""
+    def give_output(
+        self,
+        stage: int,
+        microbatch: int,
+        structure: Structure,
+        outputs: Sequence[torch.Tensor],
+        rows: int,
+        tensors: Sequence[torch.Tensor],
+    ) -> None:
+        """Hand to `stage` what the stage before returned, taken apart; `tensors`: its outputs without history."""
+        layout = self._layouts.get((self._train, stage))
+        if layout is None or not layout.fits(structure, outputs, rows):
+            layout = self._new_layout(stage, microbatch, Layout.of(structure, outputs, rows), layout)
         if stage in self._stages:
-            needs = [needed for _, _, needed in layout.tensors]
-            self._inputs[stage, microbatch] = Arrived(layout.structure, tensors, needs, layout.rows)
-            self._local[stage, microbatch] = _Handed.now(tensors)
-            self._layouts[self._train, stage] = layout
-            return
-        agreed = self._layouts.get((self._train, stage))
-        if agreed is None:
-            if len(tensors) > TENSORS_PER_MESSAGE:
+            self._inputs[stage, microbatch] = Arrived(structure, tensors, layout.needs, rows)
+            self._local[stage, microbatch] = _Handed(tensors, _versions(tensors))
+        else:
+            self._outgoing[False, stage, microbatch] = _plain(tensors)
+
+    def _new_layout(self, stage: int, microbatch: int, layout: Layout, agreed: Layout | None) -> Layout:
+        """Take over the layout of what goes to `stage`, and tell its rank; ValueError where another was agreed on."""
+        if agreed is None or stage in self._stages:
+            if len(layout.tensors) > TENSORS_PER_MESSAGE and stage not in self._stages:
                 raise ValueError(
-                    f"stage {stage - 1} returned {len(tensors)} tensors; at most {TENSORS_PER_MESSAGE} can go"
+                    f"stage {stage - 1} returned {len(layout.tensors)} tensors; at most {TENSORS_PER_MESSAGE} can go"
                 )
             self._layouts[self._train, stage] = layout
-            self._store.set(self._layout_key(stage), layout.encode())
-        elif agreed.rows != layout.rows:
+            if stage not in self._stages:
+                self._store.set(self._layout_key(stage), layout.encode())
+            return layout
+        if agreed.rows != layout.rows:
             m = self._plan.microbatches
             raise ValueError(
                 f"the batch has {layout.rows * m} rows, but the ranks agreed on {agreed.rows * m} at the first step; "
                 "call renew_shapes() on every rank before a step of other sizes"
             )
-        elif agreed != layout:
-            raise ValueError(
-                f"stage {stage - 1} returned {layout} for microbatch {microbatch}, "
-                f"but the ranks agreed on {agreed} at the first step; "
-                "call renew_shapes() on every rank before a step of other sizes"
-            )
-        self._outgoing[False, stage, microbatch] = _Handed.now([_plain(x) for x in tensors])
+        raise ValueError(
+            f"stage {stage - 1} returned {layout} for microbatch {microbatch}, "
+            f"but the ranks agreed on {agreed} at the first step; "
+            "call renew_shapes() on every rank before a step of other sizes"
+        )
 
     def give_gradients(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor]) -> None:
         """Hand the gradients of its outputs to `stage`."""
         if stage in self._stages:
             self._gradients[stage, microbatch] = gradients
         else:
-            self._outgoing[True, stage, microbatch] = _Handed.now([_plain(x) for x in gradients])
+            self._outgoing[True, stage, microbatch] = _plain(gradients)
 
     # ------------------------------------------------------------- the communication calls
 
-    def run(self, call: PlannedCall) -> None:
-        """Run a call that is not a computation."""
+    def prepare(self, call: PlannedCall) -> Callable[[], None]:
+        """What runs a call that is not a computation."""
         if call.kind == "wait":
-            self._finish(self._requests.pop(call.request))
-            return
-        request = _Request(call)
-        if call.receives:
-            self._receive(request)
-        else:
-            request.handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))
-            request.tensors = request.handed.tensors
-            self._post(request)
-        if call.request >= 0:
-            self._requests[call.request] = request
-        else:
-            self._finish(request)
-
-    def _post(self, request: _Request) -> None:
-        call = request.call
+            return self._wait_of(call)
         tag = message_tag(call.backward, call.stage, call.microbatch, self._plan.microbatches)
-        request.works = [
-            self._begin(call.receives, tensor, call.peer, tag + i) for i, tensor in enumerate(request.tensors)
-        ]
-        request.posted.set()
+        post = partial(self._receive if call.receives else self._send, call, tag)
+        if call.request >= 0:
+            return post
+        wait = self._wait_of(call)
 
-    def _begin(self, receives: bool, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        """Post one tensor. ConnectionLost where the other end is at fault, else what is wrong here."""
+        def both() -> None:
+            post()
+            wait()
+
+        return both
+
+    def _wait_of(self, call: PlannedCall) -> Callable[[], None]:
+        if call.receives:
+            return partial(self._finish_receive, call.request)
+        maker = call.stage if call.backward else call.stage - 1
+        what = "gradient of the output" if call.backward else "output"
+        return partial(self._finish_send, call.request, f"the {what} of stage {maker} for microbatch {call.microbatch}")
+
+    def _send(self, call: PlannedCall, tag: int) -> None:
+        handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))
+        self._sends[call.request] = handed, self._begin(self._wire.isend, handed.tensors, call.peer, tag)
+
+    def _finish_send(self, request: int, what: str) -> None:
+        handed, works = self._sends.pop(request)
+        self._wait(works)
+        handed.check(what)
+
+    def _receive(self, call: PlannedCall, tag: int) -> None:
+        boundary = call.stage + call.backward
+        receive = self._receives[call.request] = _Receive(call, tag)
+        layout = self._layouts.get((self._train, boundary))
+        if layout is not None:
+            self._post(receive, layout)
+        elif self._wire.in_order:
+            while (layout := self._look_up(boundary)) is None:
+                self._watch.stop_if_failed()
+                time.sleep(_LAYOUT_POLL)
+            self._post(receive, layout)
+        else:
+            self._receive_later(boundary, receive)
+
+    def _post(self, receive: _Receive, layout: Layout) -> None:
+        call, device = receive.call, self._device
+        receive.layout = layout
+        receive.tensors = [
+            torch.empty(shape, dtype=dtype, device=device)
+            for shape, dtype in (layout.gradient_kinds if call.backward else layout.kinds)
+        ]
+        receive.works = self._begin(self._wire.irecv, receive.tensors, call.peer, receive.tag)
+
+    def _finish_receive(self, request: int) -> None:
+        receive = self._receives.pop(request)
+        if receive.posted is not None:
+            while not receive.posted.wait(0.1):
+                self._watch.stop_if_failed()
+            if receive.error is not None:
+                raise receive.error
+        self._wait(receive.works)
+        call, layout = receive.call, receive.layout
+        assert layout is not None
+        if call.backward:
+            self._gradients[call.stage, call.microbatch] = receive.tensors
+        else:
+            self._inputs[call.stage, call.microbatch] = Arrived(
+                layout.structure, receive.tensors, layout.needs, layout.rows
+            )
+
+    def _begin(
+        self, post: Callable[[torch.Tensor, int, int], Any], tensors: Sequence[torch.Tensor], peer: int, tag: int
+    ) -> list[Any]:
+        """Post tensors. ConnectionLost where the other end is at fault, else what is wrong here."""
         try:
-            return (self._wire.irecv if receives else self._wire.isend)(tensor, peer, tag)
+            return [post(tensor, peer, tag + i) for i, tensor in enumerate(tensors)]
         except Exception as error:
             if self._wire.lost(error):
                 raise ConnectionLost(str(error)) from error
             raise
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, works: Sequence[Any]) -> None:
         try:
-            work.wait()
+            for work in works:
+                work.wait()
         except Exception as error:
             raise ConnectionLost(str(error)) from error
-
-    def _finish(self, request: _Request) -> None:
-        while not request.posted.wait(0.1):
-            self._watch.stop_if_failed()
-        if request.error is not None:
-            raise request.error
-        for work in request.works:
-            self._wait(work)
-        call, layout = request.call, request.layout
-        if request.handed is not None:
-            maker = call.stage if call.backward else call.stage - 1
-            what = "gradient of the output" if call.backward else "output"
-            request.handed.check(f"the {what} of stage {maker} for microbatch {call.microbatch}")
-            return
-        assert layout is not None
-        if call.backward:
-            self._gradients[call.stage, call.microbatch] = request.tensors
-        else:
-            needs = [needed for _, _, needed in layout.tensors]
-            self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, request.tensors, needs, layout.rows)
-
-    def _receive(self, request: _Request) -> None:
-        boundary = request.call.stage + request.call.backward
-        layout = self._layouts.get((self._train, boundary))
-        if layout is not None:
-            self._post_receive(request, layout)
-        elif self._wire.in_order:
-            while (layout := self._look_up(boundary)) is None:
-                self._watch.stop_if_failed()
-                time.sleep(_LAYOUT_POLL)
-            self._post_receive(request, layout)
-        else:
-            self._receive_later(boundary, request)
-
-    def _post_receive(self, request: _Request, layout: Layout) -> None:
-        request.layout = layout
-        make = layout.gradient_buffers if request.call.backward else layout.buffers
-        request.tensors = make(self._device)
-        self._post(request)
 
     # ------------------------------------------------------------- layouts not known yet
 
@@ -251,21 +275,23 @@ class Exchange:
             return None
         return self._layouts.setdefault((self._train, boundary), Layout.decode(self._store.get(key)))
 
-    def _receive_later(self, boundary: int, request: _Request) -> None:
+    def _receive_later(self, boundary: int, receive: _Receive) -> None:
         """Post the receive as soon as its layout is known, without holding up this rank's calls.
 
         The sender may need one of them first. Where tags match messages, the order of posting does not matter.
         """
         with self._lock:
+            receive.posted = threading.Event()
             if boundary in self._late:
-                self._late[boundary].append(request)
+                self._late[boundary].append(receive)
                 return
             layout = self._layouts.get((self._train, boundary)) or self._look_up(boundary)
             if layout is None:
-                self._late[boundary] = [request]
+                self._late[boundary] = [receive]
                 threading.Thread(target=self._catch_up, args=(boundary,), name="pipedsl-late", daemon=True).start()
                 return
-        self._post_receive(request, layout)
+        receive.posted = None
+        self._post(receive, layout)
 
     def _catch_up(self, boundary: int) -> None:
         error: Exception | None = None
@@ -277,17 +303,18 @@ class Exchange:
             except Exception as caught:  # the store is gone: the main thread is to say so
                 error = caught
         with self._lock:
-            for request in self._late.pop(boundary):
+            for receive in self._late.pop(boundary):
                 try:
                     if layout is not None:
-                        self._post_receive(request, layout)
+                        self._post(receive, layout)
                 except Exception as caught:
                     error = caught
-                if error is not None:
-                    request.error = error
-                    request.posted.set()
+                receive.error = error
+                assert receive.posted is not None
+                receive.posted.set()
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as its bytes lie in memory: transports send no lazy conjugates, no lazy negatives and no strides."""
-    return tensor.resolve_conj().resolve_neg().contiguous()
+def _plain(tensors: Sequence[torch.Tensor]) -> _Handed:
+    """The tensors as their bytes lie in memory: transports send no lazy conjugates or negatives, and no strides."""
+    plain = [x.resolve_conj().resolve_neg().contiguous() for x in tensors]
+    return _Handed(plain, _versions(plain))

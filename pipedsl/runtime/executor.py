@@ -1,4 +1,4 @@
-"""The loop that runs one rank's calls."""
+"""One rank of a compiled pipeline, as a job uses it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,20 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
-from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.clock import Clock, Event
 from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
+from pipedsl.runtime.loop import Given, Loop, LossFunction, Mark
 from pipedsl.runtime.norms import clip_over_ranks
-from pipedsl.runtime.plan import (
-    COMPUTE_KINDS,
-    PipelineError,
-    Plan,
-    PlannedCall,
-    forward_only,
-    merge_backwards,
-    read_calls,
-    split_backwards,
-)
+from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
-from pipedsl.runtime.tree import Layout, flatten, split
+from pipedsl.runtime.tree import split
 from pipedsl.runtime.watch import Watch, close_with
 from pipedsl.runtime.wire import TorchWire, Wire, choose_device
 
-LossFunction = Callable[[Any, Any], torch.Tensor]
 CountFunction = Callable[[Any], float | torch.Tensor]
 
 
@@ -95,23 +85,18 @@ class Executor:
         self._loss_fn = loss_fn
         self._count_fn = count_fn
         self._modules = chunks
-        self._autocast = False  # whether the step was called under it
-        self._extras: Sequence[Mapping[str, Any]] = ()
+        self._stages = stages
         self._clock = Clock(self._device) if trace else None
-        self._marks: list[tuple[PlannedCall, Any, Any]] = []
-        self._rows = self._target_rows = 0  # of a microbatch
-        self._share = 1.0  # of a microbatch's loss in the step's
-        self._seed = 1.0  # what its backward begins with
-        self._seeds: dict[int, list[torch.Tensor]] = {}  # the same as gradients, by microbatch
+        self._marks: Sequence[Mark] = ()
         calls = merge_backwards(read_calls(plan.calls[wire.rank]))
-        self._chunks: dict[int, Chunk] = {
+        stage_chunks = {
             stage: make_chunk(module, plan.microbatches, split_backwards(calls, stage))
             for stage, module in zip(stages, chunks, strict=True)
         }
-        self._calls = {True: calls, False: forward_only(calls)}
         self._watch = Watch(plan, wire, name, timeout)
         close_with(self, self._watch)
         self._exchange = Exchange(plan, wire, name, self._device, self._watch)
+        self._loop = Loop(plan, calls, stage_chunks, loss_fn, self._exchange, self._watch, self._device)
 
     def step(
         self,
@@ -140,11 +125,11 @@ class Executor:
         self._watch.begin()
         try:
             device = self._device.type
-            self._autocast = torch.is_autocast_enabled(device)
+            autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
-            off = torch.autocast(device, enabled=False) if self._autocast else contextlib.nullcontext()
+            off = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
             with torch.set_grad_enabled(train), off, held_back(self._modules) as replicated:
-                result = self._run(batch, targets, extras, train, scale)
+                result = self._run(batch, targets, extras, train, scale, autocast)
             if train:
                 self._reduce(replicated)
         except Exception as error:
@@ -211,56 +196,33 @@ class Executor:
 
     # ------------------------------------------------------------------ inside a step
 
-    def _run(self, batch: Any, targets: Any, extras: Extras | None, train: bool, scale: float) -> Any:
-        m, last = self._plan.microbatches, self._plan.stages - 1
-        parts, self._rows = split(batch, m, "the batch") if 0 in self._chunks else ([], 0)
+    def _run(self, batch: Any, targets: Any, extras: Extras | None, train: bool, scale: float, autocast: bool) -> Any:
+        m, first, last = self._plan.microbatches, 0 in self._stages, self._plan.stages - 1 in self._stages
+        parts, rows = split(batch, m, "the batch") if first else ([], 0)
         with_loss = self._loss_fn is not None and targets is not None
-        wanted: list[Any] = []
-        if last in self._chunks:
-            if train and not with_loss:
-                missing = "targets" if self._loss_fn is not None else "a loss_fn"
-                raise ValueError(f"training needs {missing} on the last stage's rank")
-            wanted, self._target_rows = split(targets, m, "targets") if with_loss else ([], 0)
-            if parts and wanted:
-                self._compare_rows(self._rows)
-        self._extras = split_extras(extras, m)
-        self._share = 1 / m
+        wanted, target_rows = split(targets, m, "targets") if last and with_loss else ([], 0)
+        if last and train and not with_loss:
+            missing = "targets" if self._loss_fn is not None else "a loss_fn"
+            raise ValueError(f"training needs {missing} on the last stage's rank")
+        share = 1 / m  # of a microbatch's loss in the step's
         if self._count_fn is not None and wanted:
             count = float(self._count_fn(targets))
             if not 0 < count < math.inf:
                 raise ValueError(f"count_fn must return a positive number for the batch's targets, not {count:g}")
-            self._share = 1 / count
-        self._seed = scale * self._share
+            share = 1 / count
+        given = Given(parts, rows, wanted, target_rows, split_extras(extras, m), scale * share, train, autocast)
+        if parts and wanted:
+            given.compare_rows(rows)
         if train:
             self._tied.begin()
-        for chunk in self._chunks.values():
-            chunk.begin()
-        results: list[Any] = [None] * m
-        self._marks.clear()
-        if self._clock:
-            self._clock.begin()
-        position, watch = self._watch.position, self._watch
-        self._exchange.begin(self._calls[True], train)
-        for call in self._calls[train]:
-            watch.stop_if_failed()
-            position.move(call)
-            if call.kind not in COMPUTE_KINDS:
-                self._exchange.run(call)
-                continue
-            start = self._clock.now() if self._clock else None
-            if call.kind == "F":
-                with torch.autocast(self._device.type) if self._autocast else contextlib.nullcontext():
-                    self._forward(call, parts, wanted, results, train)
-            else:
-                self._backward(call)
-            if self._clock:
-                self._marks.append((call, start, self._clock.now()))
-        if last not in self._chunks:
+        self._marks = given.marks
+        self._loop.run(given, self._clock)
+        if not last:
             return None
         if not with_loss:
-            return results
-        losses = torch.stack(results)
-        return losses if self._count_fn is None else losses * (self._share * m)
+            return given.results
+        losses = torch.stack(given.results)
+        return losses if self._count_fn is None else losses * (share * m)
 
     def _reduce(self, replicated: Sequence[DistributedDataParallel]) -> None:
         """After the last backward: sum what ranks share, and average over replicas."""
@@ -269,58 +231,6 @@ class Executor:
             self._watch.stop_if_failed()
             self._watch.position.note("reducing gradients over replicas")
             reduce_gradients(each)
-
-    def _forward(self, call: PlannedCall, parts: list[Any], wanted: list[Any], results: list[Any], train: bool) -> None:
-        stage, microbatch = call.stage, call.microbatch
-        chunk = self._chunks[stage]
-        if stage == 0:
-            output, rows = chunk.run_first(microbatch, parts[microbatch], self._extras[microbatch]), self._rows
-            parts[microbatch] = None
-        else:
-            arrived = self._exchange.take_input(stage, microbatch)
-            output, rows = chunk.forward(microbatch, arrived, self._extras[microbatch]), arrived.rows
-        if stage < self._plan.stages - 1:
-            structure, outputs = flatten(output, f"the output of stage {stage}")
-            layout = Layout.of(structure, outputs, rows)
-            self._exchange.give_output(stage + 1, microbatch, layout, chunk.handed_over(outputs))
-        elif wanted:
-            assert self._loss_fn is not None
-            self._compare_rows(rows)
-            loss = self._loss_fn(output, wanted[microbatch])
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
-                raise TypeError(f"loss_fn must return a tensor with one element, not {shape}")
-            loss = loss.reshape(())
-            results[microbatch] = loss.detach()
-            self._seeds[microbatch] = [torch.full_like(results[microbatch], self._seed)] if loss.requires_grad else []
-            outputs = [loss]
-        else:
-            results[microbatch] = output
-            outputs = []
-        if train:
-            chunk.keep(microbatch, outputs)
-        else:
-            chunk.forget(microbatch)
-
-    def _backward(self, call: PlannedCall) -> None:
-        stage, microbatch = call.stage, call.microbatch
-        chunk = self._chunks[stage]
-        if call.kind == "W":
-            chunk.backward_weight(microbatch)
-            return
-        if stage == self._plan.stages - 1:
-            gradients: Sequence[torch.Tensor] = self._seeds.pop(microbatch)
-        else:
-            gradients = self._exchange.take_gradients(stage, microbatch)
-        results = (chunk.backward if call.kind == "B" else chunk.backward_input)(microbatch, gradients)
-        if stage > 0:
-            self._exchange.give_gradients(stage - 1, microbatch, results)
-
-    def _compare_rows(self, rows: int) -> None:
-        """ValueError where targets are not for the batch's rows; a loss may broadcast them and say nothing."""
-        if rows != self._target_rows:
-            m = self._plan.microbatches
-            raise ValueError(f"the batch has {rows * m} rows, but targets has {self._target_rows * m}")
 
 
 def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:

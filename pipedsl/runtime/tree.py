@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,10 +15,15 @@ import torch
 Structure = tuple[Any, ...]
 
 
-def flatten(value: Any, what: str) -> tuple[Structure, list[torch.Tensor]]:
+_TENSOR: Structure = ("tensor",)
+
+
+def flatten(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor]]:
     """The structure of `value` and its tensors, in order. TypeError, naming `what`, for anything else inside."""
+    if isinstance(value, torch.Tensor):
+        return _TENSOR, [value]
     leaves: list[torch.Tensor] = []
-    return _take_apart(value, leaves, what), leaves
+    return _take_apart(value, leaves, "".join(map(str, what))), leaves
 
 
 def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
@@ -25,7 +31,7 @@ def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
         if hasattr(value, "device_mesh"):
             raise TypeError(f"{what} has a DTensor; stages exchange whole tensors (`.full_tensor()`, `.to_local()`)")
         leaves.append(value)
-        return ("tensor",)
+        return _TENSOR
     if value is None or isinstance(value, bool | int | str):
         return ("constant", value)
     if isinstance(value, float):
@@ -45,7 +51,7 @@ def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
 
 def unflatten(structure: Structure, leaves: Sequence[torch.Tensor]) -> Any:
     """The value that `flatten` took apart, with `leaves` as its tensors."""
-    return _put_together(structure, iter(leaves))
+    return leaves[0] if structure == _TENSOR else _put_together(structure, iter(leaves))
 
 
 def _put_together(structure: Structure, leaves: Iterator[torch.Tensor]) -> Any:
@@ -85,17 +91,31 @@ class Layout:
     def encode(self) -> bytes:
         return repr((self.structure, self.tensors, self.rows)).encode()
 
-    def buffers(self, device: torch.device) -> list[torch.Tensor]:
-        """Room for what arrives."""
-        return [torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype, _ in self.tensors]
+    @cached_property
+    def needs(self) -> list[bool]:
+        """Which tensors need a gradient."""
+        return [needed for _, _, needed in self.tensors]
 
-    def gradient_buffers(self, device: torch.device) -> list[torch.Tensor]:
-        """Room for the gradients of those tensors that need one."""
-        return [
-            torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            for shape, dtype, needs in self.tensors
-            if needs
-        ]
+    @cached_property
+    def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of every tensor."""
+        return [(shape, getattr(torch, dtype)) for shape, dtype, _ in self.tensors]
+
+    @cached_property
+    def gradient_kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The same of those that need a gradient."""
+        return [kind for kind, needed in zip(self.kinds, self.needs, strict=True) if needed]
+
+    def fits(self, structure: Structure, leaves: Sequence[torch.Tensor], rows: int) -> bool:
+        """Whether this is the layout of that."""
+        return (
+            rows == self.rows
+            and structure == self.structure
+            and all(
+                x.shape == shape and x.dtype is dtype and x.requires_grad is needed
+                for x, (shape, dtype), needed in zip(leaves, self.kinds, self.needs, strict=True)
+            )
+        )
 
     def __str__(self) -> str:
         tensors = ", ".join(

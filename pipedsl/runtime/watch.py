@@ -29,23 +29,28 @@ Report = dict[str, Any]
 
 
 class Position:
-    """Where this rank stands. The main thread writes it before every call."""
+    """Where this rank stands. Before every call the main thread writes `at`, and nothing else, as calls are many.
+
+    How long it has stood there the watch's thread finds out by looking.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
+        self._noted_peer = -1
+        self._seen: tuple[PlannedCall | str, int] | None = None
+        self._since = time.monotonic()
         self.at: PlannedCall | str = _OUTSIDE
-        self.peer = -1
-        self.since = time.monotonic()
-
-    def move(self, call: PlannedCall) -> None:
-        self.at = call
-        self.peer = call.peer
-        self.since = time.monotonic()
+        self.steps = 0
 
     def note(self, text: str, peer: int = -1) -> None:
+        self._noted_peer = peer
         self.at = text
-        self.peer = peer
-        self.since = time.monotonic()
+
+    @property
+    def peer(self) -> int:
+        """The rank that this one exchanges something with, or -1."""
+        at = self.at
+        return self._noted_peer if isinstance(at, str) else at.peer
 
     @property
     def communicating(self) -> bool:
@@ -54,9 +59,11 @@ class Position:
         return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
 
     def report(self) -> Report:
-        at = self.at
+        at, steps = self.at, self.steps
+        if self._seen is None or self._seen[0] is not at or self._seen[1] != steps:
+            self._seen, self._since = (at, steps), time.monotonic()
         where = at if isinstance(at, str) else at.describe(self._source)
-        return {"where": where, "peer": self.peer, "seconds": round(time.monotonic() - self.since, 1)}
+        return {"where": where, "peer": self.peer, "seconds": round(time.monotonic() - self._since, 1)}
 
 
 class Watch:
@@ -97,6 +104,7 @@ class Watch:
         if self._message:
             raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
         self._main_is_back.clear()
+        self.position.steps += 1
         self.position.note("beginning a step")
         self._running.set()
         self._last_words.install()

@@ -1,0 +1,162 @@
+"""The loop that runs one rank's calls. What each of them has to do is put together before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipedsl.runtime.chunk import Chunk
+from pipedsl.runtime.clock import Clock
+from pipedsl.runtime.exchange import Exchange
+from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall, forward_only
+from pipedsl.runtime.tree import flatten
+from pipedsl.runtime.watch import Watch
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it began and ended
+
+
+@dataclass(slots=True)
+class Given:
+    """What one step is given, and what it makes: `results` and `marks`.
+
+    `parts`, `wanted`, `extras`: the batch, the targets and the extra inputs, by microbatch; `rows`, `target_rows`: of
+    a microbatch. `seed`: what the backward of a microbatch's loss begins with.
+    """
+
+    parts: list[Any]
+    rows: int
+    wanted: list[Any]
+    target_rows: int
+    extras: Sequence[Mapping[str, Any]]
+    seed: float
+    train: bool
+    autocast: bool
+    results: list[Any] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+    def compare_rows(self, rows: int) -> None:
+        """ValueError where targets are not for the batch's rows; a loss may broadcast them and say nothing."""
+        if rows != self.target_rows:
+            m = len(self.extras)
+            raise ValueError(f"the batch has {rows * m} rows, but targets has {self.target_rows * m}")
+
+
+class Loop:
+    """The calls of a rank, for training and for evaluation, each with what runs it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        calls: Sequence[PlannedCall],
+        chunks: Mapping[int, Chunk],
+        loss_fn: LossFunction | None,
+        exchange: Exchange,
+        watch: Watch,
+        device: torch.device,
+    ) -> None:
+        self._last = plan.stages - 1
+        self._microbatches = plan.microbatches
+        self._chunks = chunks
+        self._loss_fn = loss_fn
+        self._exchange = exchange
+        self._watch = watch
+        self._device = device
+        self._calls = calls
+        self._given = Given([], 0, [], 0, (), 0.0, False, False)
+        self._seeds: dict[int, list[torch.Tensor]] = {}
+        self._programs = {
+            True: [(call, self._prepare(call)) for call in calls],
+            False: [(call, self._prepare(call)) for call in forward_only(calls)],
+        }
+
+    def run(self, given: Given, clock: Clock | None) -> None:
+        """Run a step's calls; with a clock, note when each computation began and ended."""
+        self._given = given
+        given.results = [None] * self._microbatches
+        self._seeds.clear()
+        for chunk in self._chunks.values():
+            chunk.begin()
+        if clock:
+            clock.begin()
+        self._exchange.begin(self._calls, given.train)
+        position, watch = self._watch.position, self._watch
+        for call, act in self._programs[given.train]:
+            if watch.failure is not None:
+                watch.stop_if_failed()
+            position.at = call
+            if clock is None or call.kind not in COMPUTE_KINDS:
+                act()
+                continue
+            start = clock.now()
+            act()
+            given.marks.append((call, start, clock.now()))
+
+    def _prepare(self, call: PlannedCall) -> Callable[[], None]:
+        if call.kind not in COMPUTE_KINDS:
+            return self._exchange.prepare(call)
+        stage, microbatch = call.cell
+        chunk = self._chunks[stage]
+        if call.kind == "F":
+            return partial(self._forward, chunk, stage, microbatch)
+        if call.kind == "W":
+            return partial(chunk.backward_weight, microbatch)
+        return partial(self._backward, chunk.backward if call.kind == "B" else chunk.backward_input, stage, microbatch)
+
+    def _forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
+        if not self._given.autocast:
+            self._compute_forward(chunk, stage, microbatch)
+            return
+        with torch.autocast(self._device.type):
+            self._compute_forward(chunk, stage, microbatch)
+
+    def _compute_forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
+        given = self._given
+        if stage == 0:
+            value, given.parts[microbatch] = given.parts[microbatch], None
+            output, rows = chunk.run_first(microbatch, value, given.extras[microbatch]), given.rows
+        else:
+            arrived = self._exchange.take_input(stage, microbatch)
+            output, rows = chunk.forward(microbatch, arrived, given.extras[microbatch]), arrived.rows
+        if stage < self._last:
+            structure, outputs = flatten(output, "the output of stage ", stage)
+            self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, chunk.handed_over(outputs))
+        elif given.wanted:
+            outputs = [self._loss(output, microbatch, rows)]
+        else:
+            given.results[microbatch] = output
+            outputs = []
+        if given.train:
+            chunk.keep(microbatch, outputs)
+        else:
+            chunk.forget(microbatch)
+
+    def _loss(self, output: Any, microbatch: int, rows: int) -> torch.Tensor:
+        """A microbatch's loss, whose backward it prepares."""
+        given = self._given
+        given.compare_rows(rows)
+        assert self._loss_fn is not None
+        loss = self._loss_fn(output, given.wanted[microbatch])
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise TypeError(f"loss_fn must return a tensor with one element, not {shape}")
+        if loss.dim():
+            loss = loss.reshape(())
+        value = given.results[microbatch] = loss.detach()
+        self._seeds[microbatch] = [torch.full_like(value, given.seed)] if loss.requires_grad else []
+        return loss
+
+    def _backward(
+        self, run: Callable[[int, Sequence[torch.Tensor]], list[torch.Tensor]], stage: int, microbatch: int
+    ) -> None:
+        if stage == self._last:
+            gradients: Sequence[torch.Tensor] = self._seeds.pop(microbatch)
+        else:
+            gradients = self._exchange.take_gradients(stage, microbatch)
+        results = run(microbatch, gradients)
+        if stage > 0:
+            self._exchange.give_gradients(stage - 1, microbatch, results)
