@@ -44,10 +44,11 @@ HOMES = {
     "torch": {"pipedsl.runtime"},
     "matplotlib": {"pipedsl.render.figure", "pipedsl.render.memory_figure", "pipedsl.render.search_figure"},
     "z3": {"verify.search"},
+    "ortools": {"verify.search.cpsat"},
     "click": {"pipedsl.cli"},
 }
 # Those that even their homes import inside functions, so that reading a schedule does not load them.
-LAZY = {"networkx", "matplotlib", "z3", "rich"}
+LAZY = {"networkx", "matplotlib", "z3", "ortools", "rich"}
 
 
 def within(module: str, package: str) -> bool:

@@ -1,0 +1,89 @@
+"""The question of `exact`, answered by OR-Tools' CP-SAT instead of z3: an opinion of its own, and often a quicker one.
+
+Intervals that must not overlap for each rank, and what is held as a cumulative resource: from the start of F to the end
+of what gives it back. Needs `pipedsl[cpsat]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from verify.search.exact import Answer, Decision, orders_by_start, without_instants
+from verify.search.model import Model
+from verify.search.problem import Infeasible, Objective
+from verify.search.windows import Window, narrow
+
+MOST_SECONDS = 1e6
+FAR = 2**40  # CP-SAT wants sums of what it reasons with below 2**63
+
+
+def decide(
+    model: Model,
+    limit: int,
+    *,
+    work: float = 0,
+    seconds: float = 0,
+    seed: int = 0,
+    extra: Sequence[tuple[int, int]] = (),
+) -> Decision:
+    """Find orders whose objective is at most `limit`, or refute that there are any; as `exact.decide`.
+
+    `work` is CP-SAT's deterministic time, about a second each; the same work gives the same answer.
+    """
+    model, limit = without_instants(model, limit)
+    try:
+        window = narrow(model, limit, extra)
+    except Infeasible:
+        return Decision(Answer.REFUTED, None, 0, "windows")
+    if max(window.latest, default=0) + limit > FAR or any(room is not None and abs(room) > FAR for room in model.room):
+        return Decision(Answer.UNKNOWN, None, 0, "cp-sat")
+    from ortools.sat.python import cp_model
+
+    asked = cp_model.CpModel()
+    start = _starts(asked, model, window, limit)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    if work:
+        solver.parameters.max_deterministic_time = work
+    if seconds:
+        solver.parameters.max_time_in_seconds = min(seconds, MOST_SECONDS)
+    status = solver.solve(asked)
+    used = solver.response_proto.deterministic_time
+    if status == cp_model.INFEASIBLE:
+        return Decision(Answer.REFUTED, None, used, "cp-sat")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Decision(Answer.UNKNOWN, None, used, "cp-sat")
+    rows = orders_by_start(model, [solver.value(each) for each in start])
+    return Decision(Answer.FOUND, rows, used, "cp-sat")
+
+
+def _starts(asked: Any, model: Model, window: Window, limit: int) -> list[Any]:
+    """The variables of the starts, with all that is asked of them."""
+    duration = model.duration
+    start = [asked.new_int_var(a, b, "") for a, b in zip(window.earliest, window.latest, strict=True)]
+    for y, items in enumerate(window.before):
+        for x, gap in items:
+            asked.add(start[y] >= start[x] + duration[x] + gap)
+    for pairs, room in zip(model.strands, model.room, strict=True):
+        rows = [row for first, last in pairs for row in range(first, last)]
+        asked.add_no_overlap([asked.new_fixed_size_interval_var(start[row], duration[row], "") for row in rows])
+        if model.problem.objective is Objective.SPAN and rows:
+            begin = asked.new_int_var(0, max(window.latest), "")
+            for row in rows:
+                asked.add(start[row] >= begin)
+                asked.add(start[row] + duration[row] <= begin + limit)
+        if room is None:
+            continue
+        held, sizes = [], []
+        for row in rows:
+            if model.give[row]:
+                took = model.local[row] if model.take[model.local[row]] else model.local[model.local[row]]
+                last = max(window.latest) + max(duration)
+                held.append(
+                    asked.new_interval_var(start[took], asked.new_int_var(0, last, ""), start[row] + duration[row], "")
+                )
+                sizes.append(model.give[row])
+        asked.add_cumulative(held, sizes, room)
+    return start
