@@ -20,14 +20,13 @@ from pipedsl.search_runs import Effort, Job, Outcome
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
-from verify.search.exact import refutation
-from verify.search.model import model_of
-from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.problem import Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof
 
 if TYPE_CHECKING:
     from pipedsl.every_m import EveryM
     from pipedsl.profile import Profile
+    from pipedsl.search_evidence import SearchEvidence
 
 ROUNDS = 8
 """How often the caps are made smaller to make room for the buffers of messages, which a search does not know."""
@@ -88,18 +87,11 @@ class SearchResult:
         return program, prove(program)
 
     @property
-    def refutation(self) -> str | None:
-        """SMT-LIB text that says there is an order one unit of time better; any solver finds that there is none.
+    def evidence(self) -> SearchEvidence:
+        """What shows that no order is below the bound. Raises ValueError where that is too large to be written."""
+        from pipedsl.search_evidence import search_evidence
 
-        None where the proof is not of that kind, or where what is known of starts and ends alone refutes it.
-        """
-        if self.proof != Proof.REFUTATION.value:
-            return None
-        limit = self.value / self.problem.time_unit - 1
-        try:
-            return refutation(model_of(self.problem), int(limit))
-        except Infeasible:
-            return None
+        return search_evidence(self)
 
     @property
     def verdict(self) -> Verdict:

@@ -1,15 +1,19 @@
-"""What `pipedsl verify` writes besides its report: a certificate, and the mended file."""
+"""What `pipedsl verify` and `search` write besides their reports: certificates, and the mended file."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipedsl.api import Result
 from pipedsl.files import write_atomically
 from pipedsl.library import UsageError
 from pipedsl.program import Program
 from verify import Verdict, mend_calls, mend_program
+
+if TYPE_CHECKING:
+    from pipedsl.search_answer import SearchResult
 
 
 def write_certificate(result: Result, path: str) -> str:
@@ -24,6 +28,31 @@ def write_certificate(result: Result, path: str) -> str:
         raise UsageError(f"no certificate: {error}") from None
     write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
     return f"certificate written to {path}"
+
+
+def write_search_evidence(result: SearchResult, path: str) -> list[str]:
+    """Write the evidence for the answer to `path`, and beside it that of its bound; what was written, in lines.
+
+    PATH.bound.json is for the small checker, PATH.smt2 and PATH.narrowed.smt2 for a solver where the bound needs one.
+    """
+    from pipedsl.api import parse_text, verify
+
+    # Of the .sched that is written, which has no parameters but p and m.
+    said = [write_certificate(verify(parse_text(result.text), {}), path)]
+    stem = path.removesuffix(".json")
+    try:
+        evidence = result.evidence
+    except ValueError as error:
+        return [*said, f"no evidence for the bound: {error}"]
+    write_atomically(f"{stem}.bound.json", json.dumps(evidence.certificate, separators=(",", ":")) + "\n")
+    said.append(f"evidence for the bound written to {stem}.bound.json")
+    if evidence.refutation is not None:
+        write_atomically(f"{stem}.smt2", evidence.refutation)
+        said.append(f"it rests on a solver that answers unsat to {stem}.smt2")
+    if evidence.narrowed is not None:
+        write_atomically(f"{stem}.narrowed.smt2", evidence.narrowed)
+        said.append(f"the same, quicker, with what follows from it: {stem}.narrowed.smt2")
+    return said
 
 
 def write_mended(result: Result, file: str, output: str | None) -> str:

@@ -104,7 +104,7 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
 @click.option(
     "--certificate",
     metavar="PATH",
-    help="Write evidence that verify/checker.py accepts, and beside it, as .smt2, what z3 refuted.",
+    help="Write evidence that verify/checker.py accepts, and beside it that of the bound, for verify/bound_checker.py.",
 )
 @format_option
 @profile_option
@@ -199,24 +199,11 @@ def _finish(
         print_diagnostics(result.report.diagnostics, color, err=output == "-")
         print_lines(search_lines(result), color, err=output == "-")
     if certificate is not None:
-        for text in _write_certificates(result, certificate):
+        from pipedsl.cli.evidence import write_search_evidence
+
+        for text in write_search_evidence(result, certificate):
             click.echo(text, err=True)
     finish(exit_status(result.report))
-
-
-def _write_certificates(result: SearchResult, path: str) -> list[str]:
-    """The evidence for the answer, and for its being the smallest where z3 said so. What was written, in lines."""
-    from pipedsl.api import parse_text, verify
-    from pipedsl.cli.evidence import write_certificate
-
-    # Of the .sched that is written, which has no parameters but p and m.
-    said = [write_certificate(verify(parse_text(result.text), {}), path)]
-    refutation = result.refutation
-    if refutation is not None:
-        beside = Path(path).with_suffix(".smt2")
-        write_atomically(beside, refutation)
-        said.append(f"what z3 refuted written to {beside}: any SMT solver answers unsat")
-    return said
 
 
 def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form: str, color: Colour) -> None:
