@@ -119,17 +119,6 @@ def without_instants(model: Model, limit: int) -> tuple[Model, int]:
     return replace(model, duration=longer, lag=[value * unit for value in model.lag]), limit * unit + unit - 1
 
 
-def refutation(model: Model, limit: int) -> str:
-    """The SMT-LIB text that z3 refutes, for any other solver to check. Raises ValueError where it is not refuted."""
-    decision = decide(model, limit)
-    if decision.answer is not Answer.REFUTED or decision.by == "windows":
-        raise ValueError("nothing is refuted by a solver here")
-    instants, fine = without_instants(model, limit)
-    formula = Formula(instants, narrow(instants, fine))
-    comment = f"No order has a value of {limit} (in units of {model.problem.time_unit})."
-    return formula.text(comment, decision.clauses)
-
-
 def orders_by_start(model: Model, start: Sequence[int]) -> list[list[int]]:
     """Every rank's operations by their starts; what takes no time before what starts with it."""
     duration = model.duration
