@@ -503,13 +503,13 @@ def check(certificate: Any, subject: Any, program: Any = None) -> str:
         own = hashlib.sha256(smt_text(problem, limit).encode()).hexdigest()
         need(text == own, "refuted.sha256", f"the problem's own text has {own}")
         proved, condition = limit + 1, f", if a solver answers unsat to the file with SHA-256 {own}"
-    said = f"no order has a {aim} below {Fraction(proved, problem.unit)}{condition}"
+    said = f"no order has a {aim} below {Fraction(proved, problem.unit)}"
     if program is None:
-        return said
+        return said + condition
     value = cost(problem, program)
-    need(value >= proved, "the program", f"its {aim} is below the bound")  # pragma: no cover - the bound would be wrong
-    best = " and is the smallest" if value == proved else ""
-    return f"this order has a {aim} of {Fraction(value, problem.unit)}{best}; {said}"
+    need(value >= proved, "the program", f"its {aim} is below the bound")
+    best = ", so it is the smallest" if value == proved else ""
+    return f"this order has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"
 
 
 def main(arguments: list[str]) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from fractions import Fraction
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -96,6 +98,24 @@ profile_option = click.option(
     metavar="FILE",
     callback=_profile,
     help="Measured durations and sizes (JSON) in place of the schedule's.",
+)
+
+
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30}|/\d{1,30})?)\s*(|KiB|MiB|GiB|TiB)")
+
+
+def _size(ctx: click.Context, option: click.Parameter, text: str | None) -> Fraction | None:
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or (match[1].partition("/")[2].strip("0") == "" and "/" in match[1]):
+        raise click.BadParameter(f"{text!r} is not a size like 4, 3.5, 7/2 or 80GiB")
+    return Fraction(match[1]) * _UNITS[match[2]]
+
+
+cap_option = click.option(
+    "--cap", metavar="SIZE", callback=_size, help="What each rank may hold, in place of the file's `cap`."
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +12,7 @@ import click
 from pipedsl.api import Result, load, load_csv
 from pipedsl.cli.checking import check_file, exit_status
 from pipedsl.cli.common import (
+    cap_option,
     color_option,
     define_option,
     file_argument,
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 @file_argument
 @define_option
 @click.option("--calls", "lowered", is_flag=True, help="The calls, with their communication, instead.")
+@click.option(
+    "--problem", is_flag=True, help="What `search` is to solve instead, as JSON: for verify/bound_checker.py."
+)
+@click.option("--placement", metavar="NAME", help="With --problem: of what `place ?` leaves open, `linear` or another.")
+@cap_option
 @profile_option
 @click.option(
     "--format",
@@ -49,6 +57,9 @@ def command(
     file: str,
     params: dict[str, int],
     lowered: bool,
+    problem: bool,
+    placement: str | None,
+    cap: Fraction | None,
     profile: Profile | None,
     form: str,
     color: Colour,
@@ -59,12 +70,40 @@ def command(
     Operations need not be complete or in a possible order to be written out; calls do. Neither is a proof: that is
     `verify`. docs/formats.md describes the forms.
     """
-    if lowered:
+    if not problem and (placement is not None or cap is not None):
+        raise UsageError("--placement and --cap go with --problem: operations have no order without a search")
+    if problem:
+        if lowered or form == "csv":
+            raise UsageError("--problem goes without --calls and --format csv")
+        pieces: Iterable[str] = [_problem(file, params, placement, cap, limits, profile)]
+    elif lowered:
         pieces = _calls(check_file(file, params, ("buffered",), limits, profile), form, color)
     else:
         pieces = _operations(_program(file, params, limits, profile), form)
     for piece in pieces:
         write(piece)
+
+
+def _problem(
+    file: str,
+    params: dict[str, int],
+    placement: str | None,
+    cap: Fraction | None,
+    limits: Limits,
+    profile: Profile | None,
+) -> str:
+    from pipedsl.search_problem import tasks
+    from verify.search.problem_json import problem_json
+
+    found = tasks(load(file, limits), params, cap, limits, profile)
+    names = [task.placement for task in found]
+    if placement is None and len(found) > 1:
+        raise UsageError(f"--placement says which of {', '.join(map(str, names))}")
+    if placement is not None and placement not in names:
+        known = ", ".join(name for name in names if name is not None)
+        raise UsageError(f"the schedule leaves no placement {placement!r} open{f': {known}' if known else ''}")
+    task = next(task for task in found if placement in (None, task.placement))
+    return json.dumps(problem_json(task.problem)) + "\n"
 
 
 def _program(file: str, params: dict[str, int], limits: Limits, profile: Profile | None) -> Program:

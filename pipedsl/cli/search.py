@@ -14,6 +14,7 @@ import click
 from pipedsl.api import load
 from pipedsl.cli.checking import exit_status
 from pipedsl.cli.common import (
+    cap_option,
     color_option,
     define_option,
     file_argument,
@@ -50,18 +51,7 @@ if TYPE_CHECKING:
     from pipedsl.profile import Profile
 
 MOST_POINTS = 1000
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_CAP = re.compile(r"(\d{1,30}(?:\.\d{1,30}|/\d{1,30})?)\s*(|KiB|MiB|GiB|TiB)")
 _SWEEP = re.compile(r"(\w+)\s*=\s*(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*step\s*(\d{1,9}))?")
-
-
-def _cap(ctx: click.Context, option: click.Parameter, text: str | None) -> Fraction | None:
-    if text is None:
-        return None
-    match = _CAP.fullmatch(text.strip())
-    if match is None or (match[1].partition("/")[2].strip("0") == "" and "/" in match[1]):
-        raise click.BadParameter(f"{text!r} is not a size like 4, 3.5, 7/2 or 80GiB")
-    return Fraction(match[1]) * _UNITS[match[2]]
 
 
 def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[str, range] | None:
@@ -81,7 +71,7 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
 @file_argument
 @define_option
 @click.option("-o", "output", metavar="PATH", help="The .sched to write, `-` for standard output; a sweep draws one.")
-@click.option("--cap", metavar="SIZE", callback=_cap, help="What each rank may hold, in place of the file's `cap`.")
+@cap_option
 @click.option("--sweep", "values", metavar="NAME=A..B", callback=_sweep, help="Search for each value, as in cap=2..16.")
 @click.option(
     "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Keep the best found by then."

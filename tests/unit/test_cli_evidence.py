@@ -1,0 +1,96 @@
+"""`pipedsl search --certificate` and `expand --problem`: what is written is what the small checkers accept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import z3
+from click.testing import CliRunner, Result
+
+from pipedsl.cli.main import cli
+from verify import bound_checker, checker
+
+ASKED = ("zero_bubble", "-D", "p=4", "-D", "m=8")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def run(*arguments: str, status: int = 0) -> Result:
+    result = CliRunner().invoke(cli, list(arguments))
+    assert result.exit_code == status, result.output
+    return result
+
+
+def written(name: str, *arguments: str) -> None:
+    Path(name).write_text(run("expand", *arguments).stdout)
+
+
+def accepted(*files: str) -> str:
+    return bound_checker.check(*(bound_checker.read(file) for file in files))
+
+
+def test_an_optimum_that_a_bound_proves() -> None:
+    run("search", *ASKED, "-D", "cap=4", "-o", "found.sched", "--certificate", "c.json")
+    written("problem.json", *ASKED, "-D", "cap=4", "--problem")
+    written("program.json", "found.sched", "--format", "json")
+    assert checker.main(["c.json", "program.json"]) == 0
+    assert bound_checker.main(["c.bound.json", "problem.json", "program.json"]) == 0
+    said = accepted("c.bound.json", "problem.json", "program.json")
+    assert said == "this order has a makespan of 27; no order has a makespan below 27, so it is the smallest"
+    assert not Path("c.smt2").exists()
+
+
+def test_an_optimum_that_a_solver_proves() -> None:
+    run("search", *ASKED, "-D", "cap=2", "-o", "found.sched", "--certificate", "c.json")
+    written("problem.json", *ASKED, "--problem", "--cap", "2", "-D", "cap=9")
+    written("program.json", "found.sched", "--format", "json")
+    said = accepted("c.bound.json", "problem.json", "program.json")
+    text = Path("c.smt2").read_bytes()
+    assert said.startswith(
+        "this order has a makespan of 41; no order has a makespan below 41, so it is the smallest, if"
+    )
+    assert said.endswith(hashlib.sha256(text).hexdigest())
+    for file in ("c.smt2", "c.narrowed.smt2"):
+        solver = z3.Solver()
+        solver.from_file(file)
+        assert solver.check() == z3.unsat, file
+
+
+def test_a_bound_below_the_value_is_shown_too() -> None:
+    run("search", "zero_bubble", "-D", "p=8", "-D", "m=24", "-D", "cap=4", "--budget", "0.1", "--certificate", "c.json")
+    written("problem.json", "zero_bubble", "-D", "p=8", "-D", "m=24", "-D", "cap=4", "--problem")
+    assert accepted("c.bound.json", "problem.json").startswith("no order has a makespan below 1")
+
+
+def test_one_placement_of_several() -> None:
+    text = "schedule s(p, m)\nstages 2 * p\nplace ? in looped, v\nrank r { F@0 * m || F@1 * m || B@0 * m || B@1 * m }\n"
+    Path("s.sched").write_text(text)
+    run("search", "s.sched", "-D", "p=2", "-D", "m=2", "--certificate", "c.json", "-o", "found.sched")
+    words = ("s.sched", "-D", "p=2", "-D", "m=2", "--problem")
+    assert "--placement says which of looped, v" in run("expand", *words, status=2).output
+    assert "leaves no placement 'w' open" in run("expand", *words, "--placement", "w", status=2).output
+    problems = {}
+    for name in ("looped", "v"):
+        written(f"{name}.json", *words, "--placement", name)
+        problems[name] = json.loads(Path(f"{name}.json").read_text())
+    assert problems["looped"]["placement"] == [0, 1, 0, 1]
+    assert problems["v"]["placement"] == [0, 1, 1, 0]
+    about = json.loads(Path("c.bound.json").read_text())["problem"]
+    assert about in {bound_checker.digest(problem) for problem in problems.values()}
+
+
+def test_what_goes_not_together() -> None:
+    assert "go with --problem" in run("expand", *ASKED, "--cap", "3", status=2).output
+    assert "go with --problem" in run("expand", *ASKED, "--placement", "v", status=2).output
+    assert "without --calls" in run("expand", *ASKED, "--problem", "--calls", status=2).output
+    assert "nothing is left open" in run("expand", "1f1b", "-D", "p=2", "-D", "m=2", "--problem", status=1).output
+    assert "leaves no placement" in run("expand", *ASKED, "--problem", "--placement", "v", status=2).output
+    assert "not a size" in run("expand", *ASKED, "--problem", "--cap", "x", status=2).output
