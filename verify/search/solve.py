@@ -15,7 +15,7 @@ from math import ceil
 from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
-from verify.search.exact import Answer, decide
+from verify.search.close import close
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
@@ -242,7 +242,7 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if reasons and not search.done:
-            _close(search, share)
+            close(search, share)
         if search.work == before:
             break
         share *= 2 if reasons else 8
@@ -269,42 +269,6 @@ def _place(search: _Search, states: list[Steady], share: float) -> None:
         notice = partial(search.take, by=f"steady state of period {state.pattern.period}")
         used = place_weights(search.model, state, search.enough, tries, search.next_seed, search.stop, notice)
         search.work += cost * (used + 1)
-
-
-def _close(search: _Search, share: float) -> None:
-    """Refute or find, as long as that leads on: one better than the best first, then in the lower part of the gap."""
-    if search.goal is not None:
-        _ask(search, search.goal, min(share, search.left))
-        return
-    if search.rows is None:
-        longest = sum(search.model.duration) + 2 * sum(search.problem.send) * search.problem.microbatches
-        if _ask(search, longest, min(share, search.left)) is Answer.REFUTED:
-            raise Infeasible(-1, 0, "z3 refutes that any order keeps to the caps")
-    while not search.done and search.rows is not None and search.left > 0.01:
-        target = search.value - 1
-        answer = _ask(search, target, min(share, search.left))
-        if answer is Answer.FOUND and search.value - search.low > 4:
-            target = (search.low + search.value) // 2
-            answer = _ask(search, target, min(share, search.left))
-        while answer is Answer.UNKNOWN and target > search.low and search.left > 0.01:
-            # The optimum may well be here; below it is easier to refute.
-            target = (search.low + target) // 2
-            answer = _ask(search, target, min(share, search.left))
-        if answer is Answer.UNKNOWN or target < search.value - 1:
-            break
-
-
-def _ask(search: _Search, limit: int, share: float) -> Answer:
-    seconds = 0.0 if search.stop == float("inf") else max(0.1, search.stop - monotonic())
-    found = decide(search.model, limit, work=share, seconds=seconds, seed=search.seed)
-    search.work += found.work
-    if found.answer is Answer.REFUTED:
-        search.raise_bound(limit + 1, f"refuted by {found.by}")
-    elif found.answer is Answer.FOUND and found.rows is not None:
-        search.take(found.rows, "z3")
-        if search.value > limit:  # an order that the simulator does not confirm decides nothing
-            return Answer.UNKNOWN
-    return found.answer
 
 
 __all__ = ["Budget", "Infeasible", "NothingFound", "Proof", "Solution", "Step", "solve"]

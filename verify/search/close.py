@@ -1,0 +1,90 @@
+"""z3 asked at one limit after another, until the best orders are shown to be the best.
+
+One less than the best first: where that is refuted all is done, and where it is found the next limit is farther below,
+since every order found costs about the same, however good it has to be. What is not decided within its share may be
+near the optimum; a limit below is easier to refute.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Protocol
+
+from verify.search.exact import Answer, decide
+from verify.search.model import Model
+from verify.search.problem import Infeasible, Problem
+
+OPERATIONS = 1600  # the fewer operations, the more work for z3 beside that for heuristics: this many an equal share
+MOST = 8  # times as much work for z3, at most
+LOWER = 2  # limits below one that was not decided
+
+
+class Standing(Protocol):
+    """What is known so far. `low`: no order is below. `stop`: the time by the clock; `left`: work."""
+
+    problem: Problem
+    model: Model
+    rows: list[list[int]] | None
+    value: int
+    low: int
+    goal: int | None
+    seed: int
+    stop: float
+    work: float
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def left(self) -> float: ...
+
+    def take(self, rows: list[list[int]], by: str) -> None: ...
+
+    def raise_bound(self, low: int, by: str) -> None: ...
+
+
+def close(standing: Standing, share: float) -> None:
+    """Find better orders, and refute that there are, as long as that leads on. `share`: work of a heuristic's turn.
+
+    Raises `Infeasible` where no order keeps to the caps.
+    """
+    share *= max(1.0, min(MOST, OPERATIONS / max(1, len(standing.model))))
+    if standing.goal is not None:
+        _ask(standing, standing.goal, share)
+        return
+    if standing.rows is None:
+        problem = standing.problem
+        longest = sum(standing.model.duration) + 2 * sum(problem.send) * problem.microbatches
+        if _ask(standing, longest, share) is Answer.REFUTED:
+            raise Infeasible(-1, 0, "z3 refutes that any order keeps to the caps")
+    step, refuted, undecided = 1, False, 0
+    while not standing.done and standing.rows is not None and standing.left > 0.01:
+        target = max(standing.low, standing.value - step)
+        answer = _ask(standing, target, share)
+        if answer is Answer.REFUTED:
+            if undecided:
+                return
+            refuted = True
+        if answer is not Answer.UNKNOWN:
+            step = max(1, (standing.value - standing.low) // 2) if refuted else 2 * step
+        else:
+            undecided += 1
+            if target == standing.low or undecided > LOWER:
+                return
+            step = standing.value - (standing.low + target) // 2
+
+
+def _ask(standing: Standing, limit: int, share: float) -> Answer:
+    seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
+    found = decide(standing.model, limit, work=min(share, standing.left), seconds=seconds, seed=standing.seed)
+    standing.work += found.work
+    if found.answer is Answer.REFUTED:
+        standing.raise_bound(limit + 1, f"refuted by {found.by}")
+    elif found.answer is Answer.FOUND and found.rows is not None:
+        standing.take(found.rows, "z3")
+        if standing.value > limit:  # an order that is not accepted, or not confirmed by the simulator, decides nothing
+            return Answer.UNKNOWN
+    return found.answer
+
+
+__all__ = ["Standing", "close"]
