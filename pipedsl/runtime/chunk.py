@@ -13,19 +13,19 @@ from pipedsl.runtime.deferred import Deferral, Product, multiply, run_backward
 from pipedsl.runtime.extras import asked_for, choose
 from pipedsl.runtime.tree import Structure, unflatten
 
+_WRITES_TO_LEAF = "leaf Variable that requires grad is being used in an in-place operation"
 
-class _Arrive(torch.autograd.Function):
-    """A stage's input, which it may change in place as torch forbids on a leaf. Its gradient goes to `found[index]`."""
 
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, leaf: torch.Tensor, found: list[Any], index: int) -> torch.Tensor:
-        ctx.found, ctx.index = found, index
-        return leaf.detach()
+class _Enter(torch.autograd.Function):
+    """Identity. Behind it the stage may change its input in place, which torch forbids on a leaf."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, ...]:
-        ctx.found[ctx.index] = gradient
-        return None, None, None, None
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,16 @@ class Arrived:
 class _Kept:
     """What a microbatch keeps from its forward until its backward has run, besides what autograd does.
 
-    `found`: the gradients of the inputs that need one, None until they are there; `like`: makes zeros for one that
-    nothing comes back for. `outputs`: where the backward starts, without holding the tensors.
+    `inputs`: the tensors whose gradient goes to the stage before. `outputs`: where the backward starts, without holding
+    the tensors.
     """
 
-    found: list[torch.Tensor | None]
-    like: list[tuple[torch.Size, torch.dtype, torch.device]]
+    inputs: list[torch.Tensor]
     outputs: list[GradientEdge]
 
     def gradients(self) -> list[torch.Tensor]:
         """Of the inputs, in order."""
-        return [
-            torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
-            for gradient, (shape, dtype, device) in zip(self.found, self.like, strict=True)
-        ]
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in self.inputs]
 
 
 class Chunk:
@@ -71,7 +67,7 @@ class Chunk:
         self._module = module
         self._split = frozenset(split)
         self._asked = asked_for(module)
-        self._anchor = torch.empty(0, requires_grad=True)
+        self._writes: bool | None = None  # whether the module writes to its input; None until it has run once
         self._deferral = Deferral(module)
         self._kept: dict[int, _Kept] = {}
         self._products: dict[int, list[Product]] = {}
@@ -87,24 +83,37 @@ class Chunk:
 
     def forward(self, microbatch: int, arrived: Arrived, extras: Mapping[str, Any]) -> Any:
         """Run the module on what came from the stage before, and on those of the extras that it asks for."""
-        kept = self._kept[microbatch] = _Kept([], [], [])
+        inputs: list[torch.Tensor] = []
         leaves = []
+        guarded = self._writes is not False
         for leaf, needed in zip(arrived.leaves, arrived.needs, strict=True):
             if needed:
-                index = len(kept.found)
-                kept.found.append(None)
-                kept.like.append((leaf.shape, leaf.dtype, leaf.device))
-                leaf = _Arrive.apply(self._anchor, leaf, kept.found, index)  # type: ignore[no-untyped-call]
-            leaves.append(leaf)
-        return self._call(microbatch, unflatten(arrived.structure, leaves), extras)
+                own = leaf.detach().requires_grad_()
+                inputs.append(own)
+                leaves.append(_Enter.apply(own) if guarded else own)  # type: ignore[no-untyped-call]
+            else:
+                leaves.append(leaf)
+        versions = [x._version for x in inputs]
+        try:
+            output = self._call(microbatch, unflatten(arrived.structure, leaves), extras)
+        except RuntimeError as error:
+            if guarded or _WRITES_TO_LEAF not in str(error):
+                raise
+            self._writes = True  # to this one, and not to the first: run it once more
+            return self.forward(microbatch, arrived, extras)
+        if self._writes is None and inputs:
+            self._writes = versions != [x._version for x in inputs]
+        self._kept[microbatch] = _Kept(inputs, [])
+        return output
 
     def run_first(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         """Run the first stage on its part of the batch, which no gradient is sent back for."""
-        self._kept[microbatch] = _Kept([], [], [])
+        self._kept[microbatch] = _Kept([], [])
         return self._call(microbatch, value, extras)
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
-        extras = choose(extras, self._asked)
+        if extras:
+            extras = choose(extras, self._asked)
         if microbatch not in self._split:
             return self._module(value, **extras)
         with self._deferral.used():
@@ -116,9 +125,10 @@ class Chunk:
         These are tensors that no gradient goes through, and views of its buffers.
         """
         handed = [_settled(leaf.detach()) for leaf in outputs]
+        buffers = self._buffers
         return [
             x.clone(memory_format=torch.contiguous_format)
-            if not leaf.requires_grad or x.untyped_storage().data_ptr() in self._buffers
+            if not leaf.requires_grad or (buffers and x.untyped_storage().data_ptr() in buffers)
             else x
             for leaf, x in zip(outputs, handed, strict=True)
         ]

@@ -96,10 +96,10 @@ class TorchWire:
         return PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared)
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return dist.isend(tensor, group=self._group, group_dst=peer, tag=tag)
+        return self._group.send([_real(tensor)], peer, tag)  # what dist.isend ends in, without its 4 µs
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return dist.irecv(tensor, group=self._group, group_src=peer, tag=tag)
+        return self._group.recv([_real(tensor)], peer, tag)
 
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group)
@@ -120,6 +120,11 @@ class TorchWire:
     def give_up(self, message: str) -> None:
         say(message)
         os._exit(1)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as backends take it, which know no complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def say(message: str) -> None:

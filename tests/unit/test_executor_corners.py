@@ -79,6 +79,29 @@ def test_gradients_reach_the_batch_and_a_loss_that_is_a_closure(schedule: str, t
     torch.testing.assert_close(scale.grad, their_scale.grad)
 
 
+class WritesLater(nn.Module):
+    """Writes to its input, but not for the first microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x.mul_(2) if self.calls > 2 else x * 2)
+
+
+@BOTH
+def test_a_stage_may_write_to_some_of_its_inputs(schedule: str, tmp_path: Path) -> None:
+    stages: list[nn.Module] = [nn.Linear(4, 4), WritesLater()]
+    reference: list[nn.Module] = [copy.deepcopy(stages[0]), copy.deepcopy(stages[1])]
+    batch, targets = torch.randn(8, 4), torch.randn(8)
+    results(train(schedule, stages, batch, targets, mean_square, tmp_path, p=2, m=4))
+    alone(reference, mean_square, batch.chunk(4), targets.chunk(4))
+    check(stages, reference)
+
+
 class Complex(nn.Module):
     """A conjugate, which torch keeps as a flag, and an imaginary part of it, which it keeps negated."""
 
