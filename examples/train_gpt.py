@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -107,7 +108,7 @@ def load_pipeline(path: str) -> Any:
     return module
 
 
-def draw_timeline(timelines: list[list[Any]], width: int) -> str:
+def draw_timeline(timelines: Sequence[Sequence[Any]], width: int) -> str:
     """Every rank's operations as they really ran: F digits, B and I small letters, W capitals."""
     begin = min(event.start for events in timelines for event in events)
     scale = width / (max(event.end for events in timelines for event in events) - begin)
@@ -206,12 +207,13 @@ def main() -> None:
     named = [(f"{s}.", stages[s]) for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
     weights = {prefix + k: v.cpu() for prefix, stage in named for k, v in stage.state_dict().items()}
     grads = {prefix + k: q.grad.cpu() for prefix, stage in named for k, q in stage.named_parameters()}
-    everyone = gather((pipe.timeline(), weights, grads, losses.mean().item() if report else None))
+    timeline = pipe.timeline()
+    everyone = gather((weights, grads, losses.mean().item() if report else None))
     if everyone is not None:
         print("\nthe last step as it really ran:")
-        print(draw_timeline([events for events, *_ in everyone], TIMELINE_WIDTH))
-        all_weights = {k: v for _, part, _, _ in everyone for k, v in part.items()}
-        all_grads = {k: v for _, _, part, _ in everyone for k, v in part.items()}
+        print(draw_timeline(timeline.ranks, TIMELINE_WIDTH))
+        all_weights = {k: v for part, _, _ in everyone for k, v in part.items()}
+        all_grads = {k: v for _, part, _ in everyone for k, v in part.items()}
         loss = next(value for *_, value in everyone if value is not None)
         whole = nn.Sequential(*build_stages(compiled.STAGES, options.layers, options.hidden, options.sequence))
         compare_with_one_process(whole, all_weights, all_grads, batch.cpu(), targets.cpu(), m, loss)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+
+from pipedsl.runtime.plan import PlannedCall
+
+Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it began and ended
 
 
 class Event(NamedTuple):
@@ -41,6 +46,13 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def events(self, marks: Iterable[Mark]) -> list[Event]:
+        """What was marked, in order."""
+        return [
+            Event(f"{c.kind}{c.microbatch}@{c.stage}", c.kind, c.stage, c.microbatch, self.read(a), self.read(b))
+            for c, a, b in marks
+        ]
 
     def read(self, moment: Any) -> float:
         """Seconds of this machine's clock."""

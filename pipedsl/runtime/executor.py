@@ -12,16 +12,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
-from pipedsl.runtime.clock import Clock, Event
+from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
-from pipedsl.runtime.loop import Given, Loop, LossFunction, Mark
+from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
+from pipedsl.runtime.timeline import Timeline, gather_timeline
 from pipedsl.runtime.tree import split
 from pipedsl.runtime.watch import Watch, close_with
 from pipedsl.runtime.wire import TorchWire, Wire, choose_device
@@ -64,7 +65,7 @@ class Executor:
         group = process_group if process_group is None or isinstance(process_group, dist.ProcessGroup) else None
         self._device = choose_device(chunks, group) if device is None else torch.device(device)
         if process_group is None or isinstance(process_group, dist.ProcessGroup):
-            wire: Wire = TorchWire(process_group, self._device)
+            wire: Wire = TorchWire(process_group, self._device, timeout)
         else:
             wire = process_group
         if wire.size != plan.ranks:
@@ -86,6 +87,8 @@ class Executor:
         self._count_fn = count_fn
         self._modules = chunks
         self._stages = stages
+        self._name = name
+        self._timelines = 0  # how many have been asked for
         self._clock = Clock(self._device) if trace else None
         self._marks: Sequence[Mark] = ()
         calls = merge_backwards(read_calls(plan.calls[wire.rank]))
@@ -184,15 +187,14 @@ class Executor:
         elsewhere = self._tied.counted_elsewhere()
         return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 
-    def timeline(self) -> list[Event]:
-        """The computations of the last step on this rank, in order, if made with `trace=True`."""
-        clock = self._clock
-        if clock is None:
-            return []
-        return [
-            Event(f"{c.kind}{c.microbatch}@{c.stage}", c.kind, c.stage, c.microbatch, clock.read(a), clock.read(b))
-            for c, a, b in self._marks
-        ]
+    def timeline(self) -> Timeline:
+        """What every rank computed when in the last step, on one clock, if made with `trace=True` on every rank.
+
+        Call it on every rank, between steps; every rank gets it.
+        """
+        self._timelines += 1
+        store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
+        return gather_timeline(self._wire, store, [] if self._clock is None else self._clock.events(self._marks))
 
     # ------------------------------------------------------------------ inside a step
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from pipedsl.runtime.chunk import Chunk
-from pipedsl.runtime.clock import Clock
+from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall, forward_only
+from pipedsl.runtime.timeline import labelled
 from pipedsl.runtime.tree import flatten
 from pipedsl.runtime.watch import Watch
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
-Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it began and ended
 
 
 @dataclass(slots=True)
@@ -85,7 +85,10 @@ class Loop:
             clock.begin()
         self._exchange.begin(self._calls, given.train)
         position, watch = self._watch.position, self._watch
-        for call, act in self._programs[given.train]:
+        program = self._programs[given.train]
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # else names cost more than the loop
+            program = [(call, labelled(call, act)) for call, act in program]
+        for call, act in program:
             if watch.failure is not None:
                 watch.stop_if_failed()
             position.at = call

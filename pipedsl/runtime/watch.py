@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pipedsl.runtime.last_words import LastWords
+from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall
 from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say
 
@@ -92,7 +93,7 @@ class Watch:
         self._running.set()
         self._last_words.close()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_GATHER)  # it may be waiting for a store that is silent
 
     @property
     def began_here(self) -> bool:
@@ -211,7 +212,8 @@ class Watch:
                 return None
             failure: Report = json.loads(store.get(key))
         except Exception as error:  # whatever the store's client raises when its server is gone
-            return {**self._own_failure("store", str(error)), "alone": True}
+            fate = "does not answer" if isinstance(error, StoreSilent) else "is gone"
+            return {**self._own_failure("store", fate), "alone": True}
         return failure
 
     def _own_failure(self, why: str, text: str) -> Report:
@@ -266,7 +268,7 @@ class Watch:
         if failure["why"] == "lost":
             return f"rank {rank} lost its connection to rank {failure['peer']} at {where}: {text}"
         if failure["why"] == "store":
-            return f"{self._wire.store_host}, which holds the ranks' store, is gone; rank {rank} stood at {where}"
+            return f"{self._wire.store_host}, which holds the ranks' store, {text}; rank {rank} stood at {where}"
         return f"{text}: rank {rank} stood at {where}"
 
     def _compose(self, store: Store, failure: Report) -> str:
@@ -292,7 +294,9 @@ class Watch:
             names = ", ".join(map(str, silent))
             lines.append(f"  no answer from rank {names} (dead, stopped, or not in step())")
         if "alone" in failure and failure["why"] != "store":
-            lines.append(f"  the others could not be asked: {self._wire.store_host}, which holds their store, is gone")
+            lines.append(
+                f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
+            )
         lines.append(f"  this is rank {self._wire.rank}")
         return "\n".join(lines)
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from pipedsl.runtime.patience import Helper, PatientStore
+
 Store = Any  # torch.distributed.Store, which torch hides from type checkers
 
 TENSORS_PER_MESSAGE = 256
@@ -63,9 +65,12 @@ class Wire(Protocol):
 
 
 class TorchWire:
-    """A torch.distributed process group: gloo for tensors in main memory, NCCL for those on a GPU."""
+    """A torch.distributed process group: gloo for tensors in main memory, NCCL for those on a GPU.
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+    `timeout`: seconds after which a store that does not answer is given up.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, timeout: float) -> None:
         if not dist.is_initialized():
             raise RuntimeError("call torch.distributed.init_process_group() before making a Pipeline")
         world = dist.group.WORLD
@@ -84,6 +89,8 @@ class TorchWire:
         self.hosts_store = dist.get_rank() == 0 and not with_agent
         self.store_host = "torchrun's agent" if with_agent else "the process of global rank 0"
         self._device = device
+        # The watchdog has one of its own: it must not queue behind what the main thread asks.
+        self._helpers = {for_thread: Helper(timeout) for for_thread in (False, True)}
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
@@ -93,7 +100,8 @@ class TorchWire:
             # NCCL keeps the store's connection to itself while it sets up a communicator. Where that does not happen
             # the connection is shared: a new one can take seconds.
             shared = shared.clone()
-        return PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared)
+        store = PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared)
+        return PatientStore(store, self._helpers[for_thread])
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return self._group.send([_real(tensor)], peer, tag)  # what dist.isend ends in, without its 4 µs

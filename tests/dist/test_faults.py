@@ -104,6 +104,15 @@ def test_a_stopped_rank_is_named(pipeline: Path) -> None:
         assert "(test.sched:7)" in outcome.output
 
 
+def test_a_stopped_host_of_the_store_is_named(pipeline: Path) -> None:
+    """The others cannot ask, and torch's client of the store would wait for ever."""
+    for outcome in run(pipeline, "stop", 0, survivors_only=True):
+        assert outcome.returncode == 0, outcome.output
+        assert "the process of global rank 0, which holds the ranks' store, does not answer; rank " in outcome.output
+        assert "stood at wait for" in outcome.output
+        assert "(test.sched:" in outcome.output
+
+
 def test_a_rank_stuck_in_its_module_ends_too(pipeline: Path) -> None:
     outcomes = run(pipeline, "hang", 1)
     assert [outcome.returncode for outcome in outcomes] == [0, 1, 0]

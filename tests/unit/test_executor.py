@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -379,29 +378,6 @@ def test_activations_are_freed_by_the_backward(tmp_path: Path) -> None:
         gc.enable()
     assert peak == [2, 1]
     assert alive == [0, 0]
-
-
-def test_the_timeline_has_every_computation(tmp_path: Path) -> None:
-    before = time.time()
-    ranks = results(
-        train(
-            compiled.SPLIT,
-            mlp(2),
-            None,
-            None,
-            functional.cross_entropy,
-            tmp_path,
-            p=2,
-            m=2,
-            trace=True,
-            body=lambda pipe, rank: (pipe.step(torch.zeros(4).long(), torch.zeros(4).long()), pipe.timeline())[1],
-        )
-    )
-    for rank, events in enumerate(ranks):
-        assert [event.label for event in events] == [f"{k}{i}@{rank}" for k in "FIW" for i in range(2)]
-        times = [moment for event in events for moment in (event.start, event.end)]
-        assert times == sorted(times)
-        assert before <= times[0] <= times[-1] <= time.time()
 
 
 def test_no_thread_is_left_running(tmp_path: Path) -> None:

@@ -312,18 +312,18 @@ def test_which_transport_a_process_group_is(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         cpu, world = torch.device("cpu"), dist.group.WORLD
         assert world is not None
-        assert (wire_module.TorchWire(None, cpu).transport, wire_module.TorchWire(None, cpu).in_order) == (
+        assert (wire_module.TorchWire(None, cpu, 10).transport, wire_module.TorchWire(None, cpu, 10).in_order) == (
             "gloo",
             False,
         )
         assert wire_module.backend_name(world, torch.device("mps")) == "none"
         for name, transport in (("nccl", "nccl-lazy-warm"), ("mpi", "mpi")):
             monkeypatch.setattr(wire_module, "backend_name", lambda *_, name=name: name)
-            assert wire_module.TorchWire(None, cpu).transport == transport
-            assert wire_module.TorchWire(None, cpu).in_order
+            assert wire_module.TorchWire(None, cpu, 10).transport == transport
+            assert wire_module.TorchWire(None, cpu, 10).in_order
         monkeypatch.setattr(wire_module, "backend_name", lambda *_: "nccl")
         world.bound_device_id = torch.device("cuda", 0)  # what init_process_group(device_id=...) sets
-        assert wire_module.TorchWire(world, cpu).transport == "nccl-eager-warm"
+        assert wire_module.TorchWire(world, cpu, 10).transport == "nccl-eager-warm"
         world.bound_device_id = None
     finally:
         dist.destroy_process_group()

@@ -240,3 +240,31 @@ def losses_and_outputs_by_microbatch(job: Job) -> None:
     if job.rank == P - 1:
         assert torch.equal(losses, expected)
         assert torch.equal(torch.cat(outputs), nn.Sequential(*reference)(batch))
+
+
+@case
+def names_in_the_profiler(job: Job) -> None:
+    pipe = job.pipeline("split", mlp(P))
+    pipe.step(*tokens(0))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        pipe.step(*tokens(1))
+    names = [event.name for event in profiled.events()]
+    for kind in "FIW":
+        for microbatch in range(M):
+            assert names.count(f"{kind} s{job.rank} mb{microbatch}") == 1
+    if job.rank:
+        assert f"wait F0@{job.rank}" in names
+
+
+@case
+def a_step_as_it_ran_on_all_ranks(job: Job) -> None:
+    pipe = job.pipeline("split", mlp(P), trace=True)
+    pipe.step(*tokens(0))
+    timeline = pipe.timeline()
+    slack = sum(timeline.errors)
+    at = {event.label: event for events in timeline.ranks for event in events}
+    assert len(at) == 3 * P * M
+    for stage in range(1, P):
+        for microbatch in range(M):
+            assert at[f"F{microbatch}@{stage - 1}"].end <= at[f"F{microbatch}@{stage}"].start + slack
+            assert at[f"I{microbatch}@{stage}"].end <= at[f"I{microbatch}@{stage - 1}"].start + slack

@@ -1,0 +1,101 @@
+"""What every rank did when: one step as it really ran, on one clock; and names for torch's profiler."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pipedsl.runtime.clock import Event
+from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
+from pipedsl.runtime.wire import Store, Wire
+
+_EXCHANGES = 8  # looks at another rank's clock, of which the quickest counts
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step's computations by rank, each rank's in order, in seconds of rank 0's clock.
+
+    `errors`: by how much the times of each rank may be off at most, in seconds: half of the quickest exchange with it.
+    """
+
+    ranks: tuple[tuple[Event, ...], ...]
+    errors: tuple[float, ...]
+
+    def chrome_trace(self) -> str:
+        """The same as JSON for Perfetto or chrome://tracing: a line per rank, times in microseconds."""
+        begin = min((event.start for events in self.ranks for event in events), default=0.0)
+        return json.dumps(
+            [
+                {
+                    "name": event.label,
+                    "cat": event.kind,
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": rank,
+                    "ts": (event.start - begin) * 1e6,
+                    "dur": (event.end - event.start) * 1e6,
+                }
+                for rank, events in enumerate(self.ranks)
+                for event in events
+            ]
+        )
+
+
+def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeline:
+    """The events of all ranks; every rank must call it. `store`: used for nothing else, and empty again afterwards."""
+    offset, error = clock_offset(wire, store, time.time)
+    own = [[each.kind, each.stage, each.microbatch, each.start + offset, each.end + offset] for each in events]
+    store.set(f"events/{wire.rank}", json.dumps([error, own]))
+    ranks, errors = [], []
+    for rank in range(wire.size):
+        error, rows = json.loads(store.get(f"events/{rank}"))
+        ranks.append(tuple(Event(f"{kind}{mb}@{stage}", kind, stage, mb, *times) for kind, stage, mb, *times in rows))
+        errors.append(error)
+    if store.add("read", 1) == wire.size:
+        for rank in range(wire.size):
+            store.delete_key(f"events/{rank}")
+        store.delete_key("read")
+    return Timeline(tuple(ranks), tuple(errors))
+
+
+def clock_offset(wire: Wire, store: Store, now: Callable[[], float]) -> tuple[float, float]:
+    """What to add to this rank's `now()` for rank 0's, and by how much that may be wrong; every rank must call it.
+
+    Rank 0 looked at its clock between two looks of this rank at its own, so the truth is not further from the middle
+    than half of what lay between them.
+    """
+    if wire.rank == 0:
+        for rank in range(1, wire.size):
+            for turn in range(_EXCHANGES):
+                store.get(f"ask/{rank}/{turn}")
+                store.set(f"answer/{rank}/{turn}", repr(now()))
+                store.delete_key(f"ask/{rank}/{turn}")
+        return 0.0, 0.0
+    found = []
+    for turn in range(_EXCHANGES):
+        before = now()
+        store.set(f"ask/{wire.rank}/{turn}", "?")
+        answer = float(store.get(f"answer/{wire.rank}/{turn}"))
+        after = now()
+        store.delete_key(f"answer/{wire.rank}/{turn}")
+        found.append(((after - before) / 2, answer - (before + after) / 2))
+    error, offset = min(found)
+    return offset, error
+
+
+def labelled(call: PlannedCall, act: Callable[[], None]) -> Callable[[], None]:
+    """`act` under a name in torch's profiler: `F s2 mb3`, or `wait F3@2` and the like for what is no computation."""
+    name = f"{call.kind} s{call.stage} mb{call.microbatch}"
+    if call.kind not in COMPUTE_KINDS:
+        name = f"{call.kind} {call.message}"
+
+    def run() -> None:
+        with torch.profiler.record_function(name):
+            act()
+
+    return run

@@ -1,0 +1,73 @@
+"""A step as it ran: every rank's computations on one clock."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pipedsl.runtime.clock import Event
+from pipedsl.runtime.timeline import Timeline, clock_offset
+from tests.support import compiled
+from tests.support.nccl_like import Fabric, run_ranks
+from tests.support.worker import mlp
+from tests.unit.test_executor import results, train
+
+AHEAD = (0.0, 1000.0, -3.5, 0.25)  # seconds by which the clocks of the ranks are ahead
+
+
+def test_clocks_are_compared_as_exactly_as_is_said() -> None:
+    def body(wire: Any) -> tuple[float, float]:
+        return clock_offset(wire, wire.store("clocks"), lambda: time.monotonic() + AHEAD[wire.rank])
+
+    for rank, (offset, error) in enumerate(results(run_ranks(Fabric(len(AHEAD)), body))):
+        assert abs(offset + AHEAD[rank]) <= error + 1e-9
+        assert (error > 0) == (rank > 0)
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_every_rank_gets_the_timeline_of_all(trace: bool, tmp_path: Path) -> None:
+    def body(pipe: Any, rank: int) -> list[Timeline]:
+        found = []
+        for _ in range(2):
+            pipe.step(torch.zeros(6).long(), torch.zeros(6).long())
+            found.append(pipe.timeline())
+        return found
+
+    before = time.time()
+    ranks = results(
+        train(compiled.SPLIT, mlp(2), None, None, functional.cross_entropy, tmp_path, p=2, m=3, trace=trace, body=body)
+    )
+    assert [each.ranks for each in ranks[0]] == [each.ranks for each in ranks[1]]
+    for timeline in ranks[0]:
+        if not trace:
+            assert timeline.ranks == ((), ())
+            continue
+        slack = sum(timeline.errors)
+        for rank, events in enumerate(timeline.ranks):
+            assert [event.label for event in events] == [f"{kind}{i}@{rank}" for kind in "FIW" for i in range(3)]
+            times = [moment for event in events for moment in (event.start, event.end)]
+            assert times == sorted(times)
+            assert before - slack <= times[0] <= times[-1] <= time.time() + slack
+        at = {event.label: event for events in timeline.ranks for event in events}
+        for i in range(3):
+            assert at[f"F{i}@0"].end <= at[f"F{i}@1"].start + slack
+            assert at[f"I{i}@1"].end <= at[f"I{i}@0"].start + slack
+    if trace:
+        first, second = ranks[0]
+        assert first.ranks[0][-1].end <= second.ranks[0][0].start
+
+
+def test_a_timeline_for_a_viewer() -> None:
+    timeline = Timeline(((Event("F0@0", "F", 0, 0, 5.0, 5.25),), (Event("B0@1", "B", 1, 0, 5.5, 6.0),)), (0.0, 0.1))
+    common = {"ph": "X", "pid": 0}
+    assert json.loads(timeline.chrome_trace()) == [
+        {**common, "name": "F0@0", "cat": "F", "tid": 0, "ts": 0.0, "dur": 250_000.0},
+        {**common, "name": "B0@1", "cat": "B", "tid": 1, "ts": 500_000.0, "dur": 500_000.0},
+    ]
+    assert json.loads(Timeline((), ()).chrome_trace()) == []
