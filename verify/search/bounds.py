@@ -95,10 +95,11 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
                 edges += [(release(s, j - most), row_of[(Kind.F, t, j)]) for j in range(most, problem.microbatches)]
             if held:
                 most = (room - whole) // held
-                for j in range(most + 1, problem.microbatches):
-                    x = row_of.get((Kind.W, s, j - 1 - most))
-                    if x is not None:
-                        edges.append((x, row_of[(Kind.F, s, j)]))
+                late: list[int] = []  # W of the microbatches before j; those with a whole backward have none
+                for j in range(problem.microbatches):
+                    if len(late) > most:
+                        edges.append((late[-1 - most], row_of[(Kind.F, s, j)]))
+                    late += [row_of[(Kind.W, s, j)]] if (Kind.W, s, j) in row_of else []
     return edges
 
 

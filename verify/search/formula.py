@@ -104,9 +104,10 @@ class Formula:
     def _memory(self, r: int, room: int, ordered: bool) -> None:
         model = self.model
         kinds = sorted(model.kind[first] for first, last in model.strands[r] if first < last)
-        if ordered and kinds == sorted((int(Kind.F), int(Kind.I), int(Kind.W))):
+        alike = ordered and all(self._one_kind(pair) for pair in model.strands[r])
+        if alike and kinds == sorted((int(Kind.F), int(Kind.I), int(Kind.W))):
             self._memory_of_one_chunk(r, room)
-        elif ordered and all(self._one_kind(pair) for pair in model.strands[r]):
+        elif alike:
             if len(kinds) > 2:
                 self.lazy.append(r)
         else:
