@@ -17,13 +17,17 @@ from pipedsl.rank_classes import RankClass
 
 @dataclass(frozen=True)
 class Growth:
-    """`terms[c]`: which term of class c grows. `rounds[c]`: by how many rounds for a period. `shortest`: m at least."""
+    """`terms[c]`: which term of class c grows. `rounds[c]`: by how many rounds for a period. `shortest`: m at least.
+
+    `microbatches`: of the words; `default`: what m is where nothing is said, which differs by whole periods.
+    """
 
     period: int
     microbatches: int
     terms: tuple[int, ...]
     rounds: tuple[int, ...]
     shortest: int
+    default: int
 
     @property
     def remainder(self) -> int:
@@ -61,7 +65,7 @@ def growth_of(classes: Sequence[RankClass], microbatches: int) -> Growth | None:
         for rank in range(each.first, each.last + 1)
     )
     shortest = microbatches - period * min(fewer, (microbatches - 1) // period)
-    return Growth(period, microbatches, tuple(term for term, _ in terms), tuple(rounds), shortest)
+    return Growth(period, microbatches, tuple(term for term, _ in terms), tuple(rounds), shortest, microbatches)
 
 
 def _largest(found: RankClass) -> tuple[int, int] | None:

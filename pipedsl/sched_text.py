@@ -28,9 +28,9 @@ def program_text(program: Program, comment: str = "", claims: Sequence[str] = ()
     """The text; `expand` makes the same program of it. Replicas are called `copy0`, `copy1`, ...
 
     `claims`: those of its `expect` block. A line end in `comment` stays one. With a `growth` (of `classes_of`), m is a
-    parameter, and what the program has is the default.
+    parameter; the text at the program's own m makes the same program.
     """
-    p, m = program.ranks, program.microbatches
+    p, m = program.ranks, program.microbatches if growth is None else growth.default
     said = [part for line in comment.splitlines() for part in wrap(line, _WIDTH - 2)]
     lines = [f"# {line}".rstrip() for line in said]
     lines += [

@@ -81,11 +81,6 @@ class SearchResult:
 
         return every_m(self)
 
-    def reordered(self, orders: Orders) -> tuple[Program, Report]:
-        """Other orders of the same problem in place of the answer's, and what the ordinary verifier says of them."""
-        program = program_of(self.task, orders, self.caps)
-        return program, prove(program)
-
     @property
     def evidence(self) -> SearchEvidence:
         """What shows that no order is below the bound. Raises ValueError where that is too large to be written."""

@@ -30,6 +30,7 @@ from pipedsl.cli.common import (
 )
 from pipedsl.cli.status import OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
+from pipedsl.every_m import EveryM, every_m
 from pipedsl.files import write_atomically
 from pipedsl.library import UsageError
 from pipedsl.render.search import (
@@ -43,7 +44,7 @@ from pipedsl.render.search import (
 from pipedsl.render.style import Colour
 from pipedsl.search_answer import SearchResult
 from pipedsl.search_cache import user_folder
-from pipedsl.search_runs import News
+from pipedsl.search_runs import News, effort_of
 from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
 
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from pipedsl.profile import Profile
 
 MOST_POINTS = 1000
+FOR_EVERY_M = 1 / 6
+"""Of the budget, once more for orders that repeat where the answer's do not."""
+
 _SWEEP = re.compile(r"(\w+)\s*=\s*(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*step\s*(\d{1,9}))?")
 
 
@@ -167,27 +171,34 @@ def command(
         raise
     finally:
         news.clear()
-    text = result.text
+    text, every = result.text, None
     if for_all is not None:
-        if result.every_m is None:
+        every = every_m(result, effort_of(budget, timeout, seed, 1, None, None).part(FOR_EVERY_M).budget)
+        if every is None:
             click.echo("not proved for other m: what is written holds for this one alone", err=True)
         else:
-            text = result.every_m.text
-    _finish(result, text, output, certificate, form, color)
+            text = every.text
+    _finish(result, text, every, output, certificate, form, color)
 
 
 def _finish(
-    result: SearchResult, text: str, output: str | None, certificate: str | None, form: str, color: Colour
+    result: SearchResult,
+    text: str,
+    every: EveryM | None,
+    output: str | None,
+    certificate: str | None,
+    form: str,
+    color: Colour,
 ) -> None:
     if output == "-":
         write(text)
     elif output is not None:
         write_atomically(output, text)
     if form == "json":
-        print_json({**search_document(result), "sched": text})
+        print_json({**search_document(result, every), "sched": text})
     else:
         print_diagnostics(result.report.diagnostics, color, err=output == "-")
-        print_lines(search_lines(result), color, err=output == "-")
+        print_lines(search_lines(result, every), color, err=output == "-")
     if certificate is not None:
         from pipedsl.cli.evidence import write_search_evidence
 

@@ -14,6 +14,7 @@ from pipedsl.render.style import Line, line
 from pipedsl.render.summary import STYLES, summary_lines, title
 
 if TYPE_CHECKING:
+    from pipedsl.every_m import EveryM
     from pipedsl.search_answer import SearchResult
     from pipedsl.search_runs import News
     from pipedsl.sweeping import SweepPoint
@@ -36,13 +37,15 @@ def bound_text(result: SearchResult) -> str:
     return f"{text}: this is the smallest" if result.optimal else f"{text}: at most {percent(result.gap)} above it"
 
 
-def search_lines(result: SearchResult) -> list[Line]:
+def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line]:
     """The answer and how good it is, then what `verify` says of it."""
     good = ("good", "found, the smallest") if result.optimal else ("warning", "found")
     heading = f"{title(result.schedule.header.name, result.params)}: "
     facts = [("objective", f"{result.objective} {number(result.value)}"), ("bound", bound_text(result))]
     if result.least:
         facts.append(("memory", f"no order with this {result.objective} has a rank that holds less at most"))
+    if every is not None:
+        facts.append(("for every m", every_text(result, every)))
     if result.placement is not None:
         facts.append(("placement", result.placement))
     effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
@@ -54,13 +57,30 @@ def search_lines(result: SearchResult) -> list[Line]:
     return lines + summary_lines(result.report, result.program)
 
 
-def search_document(result: SearchResult) -> Json:
+def every_text(result: SearchResult, every: EveryM) -> str:
+    """`from 8 on in steps of 2, proved: makespan 41 here, 5 more for each`."""
+    steps = f" in steps of {every.period}" if every.period > 1 else ""
+    above = f" ({percent(every.loss)} above)" if every.loss else ""
+    value, slope = number(every.value), number(every.slope)
+    return f"from {every.shortest} on{steps}, proved: {result.objective} {value} here{above}, {slope} more for each"
+
+
+def search_document(result: SearchResult, every: EveryM | None = None) -> Json:
     return {
         "version": VERSION,
         "schedule": result.schedule.header.name,
         "params": dict(result.params),
         **_answer(result),
         "caps": [None if cap is None else json_number(cap) for cap in result.caps],
+        "every_m": None
+        if every is None
+        else {
+            "from": every.shortest,
+            "period": every.period,
+            "value": json_number(every.value),
+            "loss": json_number(every.loss),
+            "slope": json_number(every.slope),
+        },
         "sched": result.text,
         "report": report_document(result.program.name, result.params, result.report),
     }

@@ -171,7 +171,22 @@ def test_ctrl_c_ends_it_with_the_best_so_far(folder: Path) -> None:
 
 
 def test_an_answer_for_every_m_is_proved(folder: Path) -> None:
-    run(*ASKED, "--for-all", "m", "-o", "every.sched")
+    text = run(*ASKED, "--for-all", "m", "-o", "every.sched").output
+    document = json.loads(run(*ASKED, "--for-all", "m", "--format", "json").output)
+    every = document["every_m"]
+    assert f"from {every['from']} on" in text
+    assert every["from"] <= 6
+    assert every["value"] == document["value"] * (1 + every["loss"])
     proof = CliRunner().invoke(cli, ["verify", "every.sched", "--for-all", "m"])
     assert proof.exit_code == 0, proof.output
-    assert "# Proved for every m >= " in (folder / "every.sched").read_text()
+    sched = (folder / "every.sched").read_text()
+    assert "# Proved for every m >= " in sched
+    assert document["sched"].splitlines()[5:] == sched.splitlines()[5:]
+    assert "every_m" not in run(*ASKED, "--sweep", "cap=3..3", "--format", "json").output
+
+
+def test_where_nothing_repeats_it_is_said(folder: Path) -> None:
+    (folder / "x.sched").write_text("schedule x(p, m)\nstages p\nplace s -> s\nrank r { F[1] F[0] || B[1] B[0] }\n")
+    result = run("x.sched", "-D", "p=2", "-D", "m=2", "--for-all", "m", "-o", "y.sched")
+    assert "not proved for other m" in result.stderr
+    assert "require p == 2 and m == 2" in (folder / "y.sched").read_text()

@@ -15,7 +15,7 @@ from pipedsl import search_runs
 from pipedsl.api import load, parse_text
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
-from pipedsl.search_answer import SearchResult
+from pipedsl.search_answer import SearchResult, program_of
 from pipedsl.search_cache import user_folder
 from pipedsl.search_problem import tasks
 from pipedsl.searching import NothingFound, search
@@ -403,7 +403,7 @@ def test_what_repeats_is_found_where_the_answer_does_not(p: int, m: int, cap: in
     result = search(load("zero_bubble"), {"p": p, "m": m, "cap": cap}, budget=WORK)
     # All F, then all I, then all W: that has no middle.
     gpipe = tuple(tuple(op for strand in strands for op in strand) for strands in result.problem.strands)
-    program, _ = result.reordered(gpipe)
+    program = program_of(result.task, gpipe, result.caps)
     every = replace(result, program=program).every_m
     assert every is not None
     assert every.shortest <= m
