@@ -29,10 +29,16 @@ def quality(result: SearchResult) -> str:
     """`makespan 27, the smallest there is (bound: path)`, or how far from it at most."""
     value = f"{result.objective} {exact(result.value)}"
     if result.optimal:
-        why = f"lower bound: {result.argument}" if result.proof == "bound" else "z3 refuted a smaller one"
+        why = f"lower bound: {result.argument}" if result.proof == "bound" else refuted(result)
         return f"{value}, the smallest there is ({why})"
     bound = f"lower bound {exact(result.bound)} ({result.argument})"
     return f"{value}, {bound}: at most {percent(result.gap)} above the smallest"
+
+
+def refuted(result: SearchResult) -> str:
+    """Who refuted a smaller value: an engine, or the windows of starts that it would have been asked with."""
+    by = result.argument.removeprefix("refutation by ")
+    return f"{'the windows of starts' if by == 'windows' else by} refuted a smaller one"
 
 
 def percent(share: Fraction) -> str:

@@ -14,6 +14,7 @@ from time import monotonic
 
 from pipedsl.library import UsageError
 from pipedsl.search_cache import Kept, key_of, load_solution, store_solution
+from verify.search.engines import Engine, best_installed
 from verify.search.lean import leaner
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
@@ -91,8 +92,7 @@ class Effort:
 
     def part(self, share: float) -> Effort:
         """The same with a part of the budget."""
-        work, seconds = self.budget.work, self.budget.seconds
-        return replace(self, budget=Budget(work * share, None if seconds is None else seconds * share))
+        return replace(self, budget=self.budget.part(share))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         return run_jobs(jobs, self.jobs, self.cache, self.progress)
@@ -105,11 +105,12 @@ def effort_of(
     jobs: int,
     cache: Path | None,
     progress: Callable[[News], None] | None,
+    engine: Engine | None = "z3",
 ) -> Effort:
-    """What is asked for. With a timeout alone it is the time that ends it."""
+    """What is asked for. With a timeout alone it is the time that ends it. `engine`: None is the best that there is."""
     if work is None:
         work = WORK if timeout is None else max(WORK, 10 * timeout)
-    return Effort(Budget(work, timeout), seed, jobs, cache, progress)
+    return Effort(Budget(work, timeout, engine or best_installed()), seed, jobs, cache, progress)
 
 
 def better_bound(solution: Solution, other: Solution) -> Solution:
@@ -152,8 +153,7 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         if progress is not None:
             progress(News(step.by, step.value, step.bound, monotonic() - started, job.label))
 
-    work, seconds = job.budget.work, job.budget.seconds
-    first = Budget(work * (1 - FOR_MEMORY), None if seconds is None else seconds * (1 - FOR_MEMORY))
+    first, rest = job.budget.part(1 - FOR_MEMORY), job.budget.part(FOR_MEMORY)
     try:
         solution = solve(
             job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known
@@ -163,14 +163,16 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     except NothingFound:
         return Outcome(job.seed, elapsed=monotonic() - started)
     except ModuleNotFoundError as error:
-        if error.name != "z3":
+        needed = {"z3": ("z3", "search"), "ortools": ("CP-SAT", "cpsat")}.get((error.name or "").partition(".")[0])
+        if needed is None:
             raise
-        raise UsageError("this search needs z3: pip install 'pipedsl[search]'") from None
+        raise UsageError(f"this search needs {needed[0]}: pip install 'pipedsl[{needed[1]}]'") from None
     except KeyboardInterrupt:
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
     if solution.log and solution.log[-1].by == INTERRUPTED:
         return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=True)
-    rest = Budget(work * FOR_MEMORY, None if seconds is None else started + seconds - monotonic())
+    if job.budget.seconds is not None:
+        rest = replace(rest, seconds=started + job.budget.seconds - monotonic())
     lean = leaner(solution, job.fixed, rest, job.seed)
     return Outcome(
         job.seed, lean.solution, least=lean.least, elapsed=monotonic() - started, interrupted=lean.interrupted

@@ -19,6 +19,7 @@ from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import Effort, News, Outcome, better_bound, effort_of
 from pipedsl.smallest_cap import refusal
 from pipedsl.syntax import Schedule
+from verify.search.engines import Engine
 from verify.search.solve import NothingFound
 
 if TYPE_CHECKING:
@@ -39,20 +40,22 @@ def search(
     transports: Sequence[str] | None = None,
     limits: Limits | None = None,
     profile: Profile | None = None,
+    engine: Engine | None = "z3",
 ) -> SearchResult:
     """The best order that the budget finds, verified.
 
     `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. `budget` is
     in units of work, about a second of one core each (60 unless there is a `timeout`): the same input, budget, seed and
     jobs give the same answer. `timeout`, in seconds, keeps the best so far, and so does Ctrl-C. `jobs` processes search
-    with seeds of their own. `cache`: a folder of earlier answers.
+    with seeds of their own. `cache`: a folder of earlier answers. `engine`: who decides what bounds and heuristics
+    leave open, `z3` or `cpsat`; None is the best that is installed.
 
     Raises DiagnosticError for what is no search problem, with PD602 where no order keeps to the caps; `NothingFound`
     where time or budget ended before there was any order.
     """
     found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
     possible = [task for task in found if not is_too_small(task)]
-    effort = effort_of(budget, timeout, seed, jobs, cache, progress)
+    effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, len(possible))) if jobs == 1 else effort
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
     outcomes = share.run([job_of(t, share.budget, each, t.placement or "") for t in possible for each in seeds])

@@ -21,6 +21,7 @@ from pipedsl.search_runs import Effort, Job, News, Outcome, better_bound, effort
 from pipedsl.searching import best_of
 from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.syntax import Schedule
+from verify.search.engines import Engine
 from verify.search.judge import Invalid, judge
 from verify.search.solve import NothingFound
 
@@ -55,6 +56,7 @@ def sweep(
     transports: Sequence[str] | None = None,
     limits: Limits | None = None,
     profile: Profile | None = None,
+    engine: Engine | None = "z3",
 ) -> list[SweepPoint]:
     """The best order for every value of the parameter `name`; `cap` is also the cap of all ranks where no parameter is.
 
@@ -68,7 +70,7 @@ def sweep(
         given = {**params, name: value} if named else params
         grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile))
     placements = len(grid[0]) if grid else 0
-    effort = effort_of(budget, timeout, seed, jobs, cache, progress)
+    effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, placements))
     labels = [f"{name}={value}" for value in values]
     curves = [_Curve([row[k] for row in grid], labels, share).outcomes() for k in range(placements)]

@@ -47,6 +47,7 @@ from pipedsl.search_cache import user_folder
 from pipedsl.search_runs import News, effort_of
 from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
+from verify.search.engines import NAMES
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -86,6 +87,13 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
     metavar="WORK",
     help="How much work to spend, in units of about a second; unlike a timeout, the same on every machine. Default 60.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice([*NAMES, "auto"]),
+    default="z3",
+    show_default=True,
+    help="Who decides what bounds and heuristics leave open; `auto`: cpsat where it is installed, which is quicker.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Start of what is tried at random.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to search with.")
 @click.option("--no-cache", "fresh", is_flag=True, help="Neither look up earlier answers nor keep this one.")
@@ -113,6 +121,7 @@ def command(
     values: tuple[str, range] | None,
     timeout: float | None,
     budget: float | None,
+    engine: str,
     seed: int,
     jobs: int,
     fresh: bool,
@@ -132,6 +141,7 @@ def command(
     Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage, 3 ended before anything was found.
     """
     cache = None if fresh else user_folder()
+    chosen = next((name for name in NAMES if name == engine), None)
     if output == "-" and form == "json":
         raise UsageError("-o - and --format json both want standard output; the JSON holds the .sched too")
     if (
@@ -150,14 +160,14 @@ def command(
         name, span = values
         points = sweep(
             schedule, params, name, span, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits, profile=profile,
+            progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
         )  # fmt: skip
         news.clear()
         _finish_sweep(name, points, output, form, color)
     try:
         result = search(
             schedule, params, cap=cap, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits, profile=profile,
+            progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
         )  # fmt: skip
     except NothingFound as error:
         news.clear()
@@ -173,7 +183,7 @@ def command(
         news.clear()
     text, every = result.text, None
     if for_all is not None:
-        every = every_m(result, effort_of(budget, timeout, seed, 1, None, None).part(FOR_EVERY_M).budget)
+        every = every_m(result, effort_of(budget, timeout, seed, 1, None, None, chosen).part(FOR_EVERY_M).budget)
         if every is None:
             click.echo("not proved for other m: what is written holds for this one alone", err=True)
         else:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic
-from pipedsl.found_text import percent
+from pipedsl.found_text import percent, refuted
 from pipedsl.render.document import Json, diagnostic_document, report_document
 from pipedsl.render.numbers import json_exact, json_number, number
 from pipedsl.render.style import Line, line
@@ -32,7 +32,7 @@ def progress_text(news: News) -> str:
 
 def bound_text(result: SearchResult) -> str:
     """`27 (lower bound: path), so this is the smallest`, or how far off it is at most."""
-    by = "z3 refuted a smaller one" if result.proof == "refutation" else result.argument
+    by = refuted(result) if result.proof == "refutation" else result.argument
     text = f"{number(result.bound)} ({by})"
     return f"{text}: this is the smallest" if result.optimal else f"{text}: at most {percent(result.gap)} above it"
 

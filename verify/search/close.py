@@ -10,7 +10,8 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
-from verify.search.exact import Answer, decide
+from verify.search.engines import Engine, decider
+from verify.search.exact import Answer
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Problem
 
@@ -29,6 +30,7 @@ class Standing(Protocol):
     low: int
     goal: int | None
     seed: int
+    engine: Engine
     stop: float
     work: float
 
@@ -76,12 +78,14 @@ def close(standing: Standing, share: float) -> None:
 
 def _ask(standing: Standing, limit: int, share: float) -> Answer:
     seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
-    found = decide(standing.model, limit, work=min(share, standing.left), seconds=seconds, seed=standing.seed)
+    found = decider(standing.engine)(
+        standing.model, limit, work=min(share, standing.left), seconds=seconds, seed=standing.seed
+    )
     standing.work += found.work
     if found.answer is Answer.REFUTED:
         standing.raise_bound(limit + 1, f"refuted by {found.by}")
     elif found.answer is Answer.FOUND and found.rows is not None:
-        standing.take(found.rows, "z3")
+        standing.take(found.rows, found.by)
         if standing.value > limit:  # an order that is not accepted, or not confirmed by the simulator, decides nothing
             return Answer.UNKNOWN
     return found.answer

@@ -37,7 +37,7 @@ def decide(
     except Infeasible:
         return Decision(Answer.REFUTED, None, 0, "windows")
     if max(window.latest, default=0) + limit > FAR or any(room is not None and abs(room) > FAR for room in model.room):
-        return Decision(Answer.UNKNOWN, None, 0, "cp-sat")
+        return Decision(Answer.UNKNOWN, None, 0, "CP-SAT")
     from ortools.sat.python import cp_model
 
     asked = cp_model.CpModel()
@@ -52,11 +52,11 @@ def decide(
     status = solver.solve(asked)
     used = solver.response_proto.deterministic_time
     if status == cp_model.INFEASIBLE:
-        return Decision(Answer.REFUTED, None, used, "cp-sat")
+        return Decision(Answer.REFUTED, None, used, "CP-SAT")
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Decision(Answer.UNKNOWN, None, used, "cp-sat")
+        return Decision(Answer.UNKNOWN, None, used, "CP-SAT")
     rows = orders_by_start(model, [solver.value(each) for each in start])
-    return Decision(Answer.FOUND, rows, used, "cp-sat")
+    return Decision(Answer.FOUND, rows, used, "CP-SAT")
 
 
 def _starts(asked: Any, model: Model, window: Window, limit: int) -> list[Any]:

@@ -52,6 +52,7 @@ def leaner(solution: Solution, fixed: Sequence[Fraction], budget: Budget, seed: 
 class _Lean:
     def __init__(self, solution: Solution, fixed: Sequence[Fraction], budget: Budget, seed: int) -> None:
         self.best, self.fixed, self.seed = solution, list(fixed), seed
+        self.budget = budget
         self.left = budget.work
         self.probe = budget.work / PROBES
         self.stop = None if budget.seconds is None else monotonic() + budget.seconds
@@ -129,7 +130,8 @@ class _Lean:
             return None
         problem, best = self._limited(limit), self.best
         try:
-            found = solve(problem, budget=Budget(min(self.left, self.probe), seconds), seed=self.seed, goal=best.value)
+            budget = replace(self.budget, work=min(self.left, self.probe), seconds=seconds)
+            found = solve(problem, budget=budget, seed=self.seed, goal=best.value)
         except (Infeasible, NothingFound):
             self.left -= self.probe
             return None

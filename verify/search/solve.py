@@ -7,7 +7,7 @@ an outer stop that keeps the best so far.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
 from functools import partial
@@ -16,6 +16,7 @@ from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
 from verify.search.close import close
+from verify.search.engines import Engine
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
@@ -41,10 +42,15 @@ class Proof(Enum):
 
 @dataclass(frozen=True)
 class Budget:
-    """`work`: about seconds of one core of 2024. `seconds`: an outer stop; None for none."""
+    """`work`: about seconds of one core of 2024. `seconds`: an outer stop; None for none. `engine`: who decides what
+    bounds and heuristics leave open."""
 
     work: float = 60
     seconds: float | None = None
+    engine: Engine = "z3"
+
+    def part(self, share: float) -> Budget:
+        return replace(self, work=self.work * share, seconds=None if self.seconds is None else self.seconds * share)
 
 
 DEFAULT = Budget()
@@ -101,6 +107,7 @@ class _Search:
         accept: Callable[[Orders], bool] | None,
     ) -> None:
         self.problem, self.seed, self.progress, self.accept = problem, seed, progress, accept
+        self.engine = budget.engine
         self.model: Model = model_of(problem)
         self.budget = budget
         self.stop = monotonic() + budget.seconds if budget.seconds is not None else float("inf")
@@ -159,7 +166,7 @@ class _Search:
 
     def raise_bound(self, low: int, by: str) -> None:
         if low > self.low:
-            self.low, self.proof, self.argument = low, Proof.REFUTATION, "refutation by z3"
+            self.low, self.proof, self.argument = low, Proof.REFUTATION, f"refutation by {by.split()[-1]}"
             self.note(by)
 
 
