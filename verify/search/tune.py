@@ -53,7 +53,7 @@ class Tuned:
     tried: int
 
 
-STARTS = (AsIf(), AsIf(send=0), AsIf(send=0, inputs=80, weights=70), AsIf(inputs=80, weights=70))
+STARTS = (AsIf(), AsIf(send=0), AsIf(send=0, weights=70), AsIf(send=0, inputs=80, weights=70))
 
 
 def starting_habits() -> Iterator[Habit]:
@@ -91,7 +91,7 @@ def tune(
     best: Tuned | None = None
     current: tuple[Manner, Score] | None = None
     tried = 0
-    beliefs = [one for one in STARTS if one.send == 100 or any(model.lag)]
+    beliefs = STARTS if any(model.lag) else [one for one in STARTS if one != AsIf(send=0)]
     starts = [first] if first is not None else [Manner((h,) * ranks, one) for h in starting_habits() for one in beliefs]
     believed: dict[AsIf, Model] = {}
     while tried < tries and monotonic() < stop:
