@@ -162,15 +162,16 @@ class _Expansion:
     def open_program(self) -> OpenProgram:
         program, rows = self.program()
         ops = [op for item in self.schedule.items if isinstance(item, RankBlock) for op in ops_of(item)]
-        found = []
+        found, fences = [], []
         for rank, each in enumerate(rows):
             names = list(zip(each.kind.tolist(), each.replica.tolist(), each.stage.tolist(), strict=True))
             strands = strands_of(each.operations, names)
             written = [ops[number] for number in each.span.tolist()]
-            check_strands(program, rank, strands, written, each.operations.index < 0)
             first = program.rows(rank).start
+            needed = check_strands(program, rank, strands, written, each.operations.index < 0)
+            fences += [(first + x, first + y) for x, y in needed]
             found.append(tuple(tuple(first + row for row in strand) for strand in strands.strands))
-        return OpenProgram(program, tuple(found), self.layout)
+        return OpenProgram(program, tuple(found), self.layout, tuple(fences))
 
     def program(self) -> tuple[Program, list[_Rows]]:
         """The program, and every rank's rows."""

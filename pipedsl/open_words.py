@@ -1,8 +1,9 @@
 """Open words: which operations of a rank form strands that any interleaving may mix, each in its own order.
 
 `A || B` gives the strands of A beside those of B. In `A (B || C) D` the word goes on before and after: one strand is
-A B D, the other C, and C has to keep between A and D. A search knows strands and what operations need, nothing else, so
-that is right where C's place follows from what its operations need, and refused (PD601) where it does not.
+A B D, the other C, and C has to keep between A and D: it has a *fence* to the end of A, and D one to the end of C.
+Often they follow from what the operations need; else a search knows them as what an operation needs of its own rank, of
+which each has at most one. Where one does not say all that an operation has to wait for, the word is refused (PD601).
 """
 
 from __future__ import annotations
@@ -19,10 +20,7 @@ from pipedsl.syntax import Op
 from pipedsl.words import CLOSE, NEXT, OPEN, Operations
 
 _BACKWARD = (Kind.B, Kind.I)
-_HELP = (
-    "open whole ranks, `rank r { A || B }`: each operand is a word of its own. Before and after a `||` may stand what "
-    "the dependencies put there anyway"
-)
+_HELP = "put one of them in order: beside `||`, an operation may wait for the end of one word, not of several"
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,14 @@ class Strands:
 class OpenProgram:
     """A program whose rows have no order but within their strand. `strands[r]`: rows of the program.
 
-    Rows stand as the text has them. `placement`: the name of the one that was chosen for `place ?`, or None.
+    Rows stand as the text has them. `placement`: the name of the one that was chosen for `place ?`, or None. `fences`:
+    (x, y) of one rank, y after x, which implies what y needs of its own rank otherwise; at most one for each y.
     """
 
     program: Program
     strands: tuple[tuple[tuple[int, ...], ...], ...] = field(repr=False)
     placement: str | None = None
+    fences: tuple[tuple[int, int], ...] = field(default=(), repr=False)
 
 
 Chains = list[list[int]]
@@ -99,11 +99,13 @@ def _follow(before: Chains, after: Chains, names: Sequence[object], fences: list
     return longer
 
 
-def check_strands(program: Program, rank: int, found: Strands, ops: Sequence[Op], counted: Ints) -> None:
-    """Refuse (PD601) what strands cannot say: fences that do not follow, one kind and chunk counted in two strands.
+def check_strands(
+    program: Program, rank: int, found: Strands, ops: Sequence[Op], counted: Ints
+) -> list[tuple[int, int]]:
+    """The fences that do not follow from anything else, as those of an OpenProgram.
 
-    Rows are those of the rank, numbered from 0. `ops[row]`: the operation that wrote it; `counted[row]`: whether its
-    microbatch was counted.
+    Refuses (PD601) what those cannot say, and one kind and chunk counted in two strands. Rows are those of the rank,
+    numbered from 0. `ops[row]`: the operation that wrote it; `counted[row]`: whether its microbatch was counted.
     """
     first = program.rows(rank).start
     strand_of: dict[tuple[int, int], tuple[int, int]] = {}
@@ -119,16 +121,53 @@ def check_strands(program: Program, rank: int, found: Strands, ops: Sequence[Op]
                 message = f"`{ops[row].kind}` is counted in two strands: which microbatch each takes would be open too"
                 help_ = "give one of them indices, as in `F[i]`, or count in one strand alone"
                 raise DiagnosticError([Diagnostic("PD601", message, ops[row].span, (label,), help=help_)])
-    if not found.fences:
-        return
-    clock = _clock(program, rank, found.strands)
+    return _needed(program, rank, found, ops) if found.fences else []
+
+
+def _needed(program: Program, rank: int, found: Strands, ops: Sequence[Op]) -> list[tuple[int, int]]:
     place = {row: (k, at) for k, strand in enumerate(found.strands) for at, row in enumerate(strand)}
+    without = _clock(program, rank, found.strands, ())
+    clock = _clock(program, rank, found.strands, found.fences)
+
+    def knows(row: int, other: int, by: list[list[int]]) -> bool:
+        k, at = place[other]
+        return by[row][k] >= at
+
+    missing: dict[int, list[int]] = {}
     for before, after in found.fences:
-        strand_number, at = place[before]
-        if clock[after][strand_number] < at:
-            message = "this would have to wait for all that stands before it, which search cannot hold it to"
-            label = Label(ops[before].span, "for this")
-            raise DiagnosticError([Diagnostic("PD601", message, ops[after].span, (label,), help=_HELP)])
+        if not knows(after, before, without):
+            missing.setdefault(after, []).append(before)
+    own = _own_needs(program, rank)
+    needed = []
+    for row, waits in missing.items():
+        every = waits + ([own[row]] if row in own else [])
+        last = next((x for x in every if all(knows(x, other, clock) for other in every)), None)
+        if last is None:
+            message = "this would have to wait for the ends of several words, which search cannot hold it to"
+            label = Label(ops[waits[0]].span, "for this")
+            raise DiagnosticError([Diagnostic("PD601", message, ops[row].span, (label,), help=_HELP)])
+        if last in waits:
+            needed.append((last, row))
+    return needed
+
+
+def _own_needs(program: Program, rank: int) -> dict[int, int]:
+    """What a row needs of the same stage and microbatch: F before I or B, I before W. Rows of the rank."""
+    where = _rows_by_name(program, rank)
+    before = {Kind.B: Kind.F, Kind.I: Kind.F, Kind.W: Kind.I}
+    return {
+        row: where[before[Kind(kind)], stage, i]
+        for (kind, stage, i), row in where.items()
+        if kind in before and (before[Kind(kind)], stage, i) in where
+    }
+
+
+def _rows_by_name(program: Program, rank: int) -> dict[tuple[int, int, int], int]:
+    """Row of the rank by kind, stage (of all replicas) and microbatch."""
+    rows = program.rows(rank)
+    own = slice(rows.start, rows.stop)
+    columns = (program.kind[own].tolist(), flat_stages(program)[own].tolist(), program.microbatch[own].tolist())
+    return {key: row for row, key in enumerate(zip(*columns, strict=True))}
 
 
 def flat_stages(program: Program) -> Ints:
@@ -136,20 +175,21 @@ def flat_stages(program: Program) -> Ints:
     return program.replica.astype(np.int64) * program.stages + program.stage
 
 
-def _clock(program: Program, rank: int, strands: Sequence[Sequence[int]]) -> list[list[int]]:
+def _clock(
+    program: Program, rank: int, strands: Sequence[Sequence[int]], fences: Sequence[tuple[int, int]]
+) -> list[list[int]]:
     """Per row and strand, the place in the strand of the last operation that is before the row in every order.
 
     Rows that wait for each other in a circle know nothing; the circle is found elsewhere.
     """
-    rows = program.rows(rank)
-    count = len(rows)
+    count = len(program.rows(rank))
     before: list[list[int]] = [[] for _ in range(count)]
     for strand in strands:
         for k in range(1, len(strand)):
             before[strand[k]].append(strand[k - 1])
-    own = slice(rows.start, rows.stop)
-    columns = (program.kind[own].tolist(), flat_stages(program)[own].tolist(), program.microbatch[own].tolist())
-    where = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    for x, y in fences:
+        before[y].append(x)
+    where = _rows_by_name(program, rank)
     by_replica: dict[int, list[int]] = {}
     for replica, stage in program.chunks(rank):
         by_replica.setdefault(replica, []).append(replica * program.stages + stage)
@@ -219,6 +259,9 @@ def check_possible(open_program: OpenProgram) -> None:
             for k in range(1, len(strand)):
                 after[strand[k - 1]].append(strand[k])
                 waits[strand[k]] += 1
+    for x, y in open_program.fences:
+        after[x].append(y)
+        waits[y] += 1
     order = [row for row in range(count) if not waits[row]]
     for row in order:
         for y in after[row]:

@@ -118,6 +118,7 @@ def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
             tuple(tuple(operations[row] for row in strand) for strand in strands if strand) for strands in each.strands
         ),
         ranks=program.ranks,
+        fences=tuple((operations[x], operations[y]) for x, y in each.fences),
     )
 
 

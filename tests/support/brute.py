@@ -61,6 +61,11 @@ def fits(problem: Problem, rank: int, order: tuple[Operation, ...]) -> bool:
     return True
 
 
+def keeps(problem: Problem, order: tuple[Operation, ...]) -> bool:
+    """Whether the fences of a rank are kept."""
+    return all(order.index(x) < order.index(y) for x, y in problem.fences if x in order)
+
+
 def cost(problem: Problem, orders: tuple[tuple[Operation, ...], ...]) -> int | None:
     """The objective by sweeping over the ranks until nothing changes; None where the orders wait for each other."""
     end: dict[tuple[str, int, int], int] = {}
@@ -95,7 +100,7 @@ def cost(problem: Problem, orders: tuple[tuple[Operation, ...], ...]) -> int | N
 def optimum(problem: Problem, most: int = 100_000) -> Fraction | None:
     """The least value of any orders; None where none fits. Raises ValueError where there are too many to try."""
     choices = [
-        [order for order in interleavings(strands, problem.depth) if fits(problem, r, order)]
+        [order for order in interleavings(strands, problem.depth) if fits(problem, r, order) and keeps(problem, order)]
         for r, strands in enumerate(problem.strands)
     ]
     count = 1

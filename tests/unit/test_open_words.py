@@ -63,9 +63,24 @@ def test_what_stands_before_and_after_goes_on_in_a_strand() -> None:
     assert texts(opened("(F * m || I * m) W * m")) == ["F0 F1 F2", "I0 I1 I2 W0 W1 W2"]
 
 
-def test_what_does_not_follow_is_refused() -> None:
-    assert code("F * 2 (F * (m - 2) || I * m || W * m)") == ["PD601"]  # I[0] would have to wait for F[1]
-    assert code("for k in 0 .. m { F (I || W) }") == ["PD601"]  # F[1] would have to wait for W[0]
+def fences(found: OpenProgram) -> list[str]:
+    program = found.program
+    return [
+        " < ".join(f"{Kind(program.kind[row]).name}{program.microbatch[row]}" for row in pair) for pair in found.fences
+    ]
+
+
+def test_what_does_not_follow_is_a_fence() -> None:
+    # I[0] has to wait for F[1], and so has W[0], which waits for I[0] anyway.
+    assert fences(opened("F * 2 (F * (m - 2) || I * m || W * m)")) == ["F1 < I0"]
+    assert fences(opened("for k in 0 .. m { F (I || W) }")) == ["W0 < F1", "W1 < F2"]
+    assert fences(opened("F * m || I * m || W * m")) == []
+    assert fences(opened("(F * m || I * 2) (I * (m - 2) || W * m)")) == ["I1 < W0"]
+
+
+def test_a_fence_to_several_words_is_refused() -> None:
+    # I[2] would have to wait for W[0], beside F[2], which it needs.
+    assert code("(F * m || I[0] I[1] || W[0]) I[2] W[1] W[2]") == ["PD601"]
 
 
 def test_one_kind_and_chunk_is_counted_in_one_strand() -> None:

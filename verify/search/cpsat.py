@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipedsl.program import Kind
 from verify.search.exact import Answer, Decision, orders_by_start, without_instants
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
@@ -77,9 +78,10 @@ def _starts(asked: Any, model: Model, window: Window, limit: int) -> list[Any]:
         if room is None:
             continue
         held, sizes = [], []
+        forward = {model.operations[row][1:]: row for row in rows if model.kind[row] == Kind.F}
         for row in rows:
             if model.give[row]:
-                took = model.local[row] if model.take[model.local[row]] else model.local[model.local[row]]
+                took = forward[model.operations[row][1:]]
                 last = max(window.latest) + max(duration)
                 held.append(
                     asked.new_interval_var(start[took], asked.new_int_var(0, last, ""), start[row] + duration[row], "")

@@ -107,3 +107,7 @@ def _check_strands(problem: Problem, orders: Orders) -> None:
             next_of[k] += 1
         if any(count < len(strand) for count, strand in zip(next_of, strands, strict=True)):
             raise Invalid(f"rank {rank} leaves operations out")
+    number = {operation: at for order in orders for at, operation in enumerate(order)}
+    for before, after in problem.fences:
+        if number[before] > number[after]:
+            raise Invalid(f"{after.kind.name} of stage {after.stage} does not wait for what stands before it")

@@ -43,7 +43,7 @@ def layout_of(model: Model) -> Layout | None:
     """None where the stages are not such chunks, or their orders are not fully open."""
     problem = model.problem
     p, stages = problem.ranks, problem.stages
-    if not stages or stages % p or problem.replicas > 1:
+    if problem.fences or not stages or stages % p or problem.replicas > 1:
         return None
     ways = (tuple(range(p)), tuple(range(p - 1, -1, -1)))
     if any(problem.placement[first : first + p] not in ways for first in range(0, stages, p)):

@@ -18,10 +18,10 @@ NONE = -1
 class Model:
     """All per operation, unless said otherwise.
 
-    `take` at its start and `give` at its end: sizes. `local`: the operation of the same stage and microbatch that it
-    needs (I and B need F, W needs I), `upstream`: the neighbouring stage's, whose data arrive `lag` after its end; -1
-    for none. `feeds`: whose `upstream` it is. `strands[r]`: (first, past the last) of each strand of rank r.
-    `room[r]`: the cap, or None.
+    `take` at its start and `give` at its end: sizes. `local`: the operation of its own rank that it needs: of the same
+    stage and microbatch (I and B need F, W needs I), or what a fence says, which implies that; `upstream`: the
+    neighbouring stage's, whose data arrive `lag` after its end; -1 for none. `feeds`: whose `upstream` it is.
+    `strands[r]`: (first, past the last) of each strand of rank r. `room[r]`: the cap, or None.
     """
 
     problem: Problem
@@ -89,6 +89,8 @@ def model_of(problem: Problem) -> Model:
             lag.append(0 if problem.placement[other] == problem.placement[stage] else problem.send[other])
         else:
             lag.append(0)
+    for before, after in problem.fences:
+        local[number[after]] = number[before]
     return Model(
         problem=problem,
         operations=operations,

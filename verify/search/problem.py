@@ -52,7 +52,8 @@ class Problem:
     its own order; together every computation of the rank once: F and B, or F, I and W, of every stage it holds and
     every microbatch. `duration[k]`: per stage, for each kind k of computation, in multiples of `time_unit`. `send[s]`:
     from stage s to a neighbour on another rank. `activation[s]` is taken from the start of F to the end of B or W; I
-    gives back all but `held_by_w[s]`. `cap[r]`: what rank r may hold of them at once; None is no cap.
+    gives back all but `held_by_w[s]`. `cap[r]`: what rank r may hold of them at once; None is no cap. `fences`: (x, y)
+    of one rank: y runs after x, which implies what y needs of the same stage; at most one for each y.
     """
 
     ranks: int
@@ -68,6 +69,7 @@ class Problem:
     time_unit: Fraction = Fraction(1)
     size_unit: Fraction = Fraction(1)
     replicas: int = 1
+    fences: tuple[tuple[Operation, Operation], ...] = field(default=(), repr=False)
 
     @property
     def stages(self) -> int:
@@ -133,6 +135,7 @@ def make_problem(
     split: bool = True,
     ranks: int | None = None,
     replicas: int = 1,
+    fences: tuple[tuple[Operation, Operation], ...] = (),
 ) -> Problem:
     """A problem from exact rationals, scaled to integers. Fully open where no strands are given.
 
@@ -167,6 +170,7 @@ def make_problem(
         time_unit=time_unit,
         size_unit=size_unit,
         replicas=replicas,
+        fences=fences,
     )
     return problem.with_cap(cap)
 

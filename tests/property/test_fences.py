@@ -1,0 +1,56 @@
+"""Sketches whose words must wait for one another: the optimum is that of trying every order."""
+
+from __future__ import annotations
+
+import pytest
+from brute import optimum
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipedsl.api import parse_text
+from pipedsl.program import Kind
+from pipedsl.search_problem import tasks
+from verify.search import Budget, Infeasible, Problem, judge, solve
+from verify.search.judge import Invalid
+
+pytest.importorskip("z3")
+
+SKETCHES = [
+    "F * k (F * (m - k) || I * m || W * m)",
+    "for i in 0 .. m { F (I || W) }",
+    "(F * m || I * m) W * m",
+    "(F * m || I[0]) I[1] W[0] W[1]",
+    "F * k (F * (m - k) || B * m)",
+    "if r == 0 { F * k (F * (m - k) || I * m || W * m) } else { F * m || I * m || W * m }",
+]
+
+
+def problem_of(sketch: str, k: int, cap: int | None, costs: tuple[int, ...], m: int = 2) -> Problem:
+    f, i, w = costs
+    text = f"schedule x(p, m, k = 1)\nstages p\nplace s -> s\nrank r {{ {sketch} }}\ncost {{ F = {f} I = {i} W = {w} }}"
+    (task,) = tasks(parse_text(text), {"p": 2, "m": m, "k": k}, None if cap is None else cap)
+    return task.problem
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(SKETCHES), st.integers(1, 2), st.sampled_from([None, 1, 2]), st.tuples(*[st.integers(1, 3)] * 3))
+def test_the_optimum_is_that_of_all_orders(sketch: str, k: int, cap: int | None, costs: tuple[int, ...]) -> None:
+    problem = problem_of(sketch, k, cap, costs)
+    best = optimum(problem)
+    try:
+        found = solve(problem, budget=Budget(4))
+    except Infeasible:
+        assert best is None
+        return
+    assert best is not None
+    assert (found.value, found.bound) == (best, best)
+
+
+def test_orders_that_do_not_wait_are_no_answer() -> None:
+    problem = problem_of(SKETCHES[0], 2, None, (1, 1, 1), m=3)
+    assert problem.fences
+    free = problem_of("F * m || I * m || W * m", 1, None, (1, 1, 1), m=3)
+    with pytest.raises(Invalid, match="does not wait"):
+        judge(problem, solve(free.with_cap(1), budget=Budget(2)).orders)
+    for order in solve(problem, budget=Budget(2)).orders:
+        assert [operation.kind for operation in order[:2]] == [Kind.F, Kind.F]
