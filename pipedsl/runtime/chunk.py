@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -28,8 +28,7 @@ class _Enter(torch.autograd.Function):
         return gradient
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A stage's input for one microbatch: tensors without history, and which of them need a gradient.
 
     `rows`: of the microbatch, in the batch that the first stage was given.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,7 @@ from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLos
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
 
 
-@dataclass(frozen=True, slots=True)
-class _Handed:
+class _Handed(NamedTuple):
     """Tensors on their way to another stage, which nobody may write to. `versions`: how often that had happened."""
 
     tensors: Sequence[torch.Tensor]

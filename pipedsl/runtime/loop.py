@@ -149,7 +149,7 @@ class Loop:
             raise TypeError(f"loss_fn must return a tensor with one element, not {shape}")
         if loss.dim():
             loss = loss.reshape(())
-        value = given.results[microbatch] = loss.detach()
+        value = given.results[microbatch] = loss.detach().clone()  # alone: torch may keep it in memory for more
         self._seeds[microbatch] = [torch.full_like(value, given.seed)] if loss.requires_grad else []
         return loss
 
