@@ -168,7 +168,7 @@ def test_progress_only_gets_better() -> None:
 def test_steady_states_and_filling_keep_to_the_cap() -> None:
     problem = vee(4, 12, EQUAL, 3)
     model = model_of(problem)
-    states = steady_states(model)
+    states, _ = steady_states(model)
     assert states
     from verify.search.kernel import unroll
 

@@ -242,8 +242,8 @@ def _rounds(search: _Search) -> None:
         _tune(search, min(share, search.left))
         # Not before z3 had a first look, where it may have one.
         if not search.done and steady is None and search.left > 0.01 and (before or not reasons):
-            steady = steady_states(search.model, search.stop)
-            search.work += len(steady) * min(len(search.model), 6 * search.problem.ranks**2) / SCHEDULED
+            steady, used = steady_states(search.model, search.stop)
+            search.work += used / SCHEDULED
         if not search.done and steady:
             _place(search, steady[:KERNELS], share)
         if not search.done and len(search.model) <= MOST_FOR_MOVES:

@@ -19,7 +19,9 @@ from verify.search.tune import Tuned, tune
 
 TRIES = 600_000  # operations of patterns that are placed for one period
 KEPT = 200  # patterns of one period that are compared, at most
-COMPARED = 500_000  # operations that all comparisons of one period together may put in order, about
+COMPARED = 600_000  # operations that all comparisons of one period together may run, about
+FILLED = 10  # patterns that are compared with their idle time filled
+FILLING = 20  # what filling costs, beside running the same operations
 LONGER = 5  # periods above the load of a rank that are tried
 
 
@@ -31,28 +33,49 @@ class Steady:
     estimate: float
 
 
-def steady_states(model: Model, stop: float = float("inf")) -> list[Steady]:
-    """Patterns that keep to the caps, the best first by what a short run of them says. Empty where there are none."""
+def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady], int]:
+    """Patterns that keep to the caps, the best first by what a short run of them says, and how many operations that ran.
+
+    Empty where there are none.
+    """
     layout = layout_of(model)
     if layout is None:
-        return []
+        return [], 0
     problem = model.problem
-    chunks = problem.stages // problem.ranks
-    shortest = chunks * sum(layout.slots)
+    shortest = problem.stages // problem.ranks * sum(layout.slots)
     small = min(problem.microbatches, 2 * problem.ranks)
     half = max(1, small // 2)
     models = [model_of(_shorter(problem, m)) for m in sorted({half, small})]
-    kept = max(6, min(KEPT, COMPARED // sum(map(len, models))))
+    size = sum(map(len, models))
+    kept = max(6, min(KEPT, COMPARED // size))
     found: list[Steady] = []
+    used = 0
     for period in range(shortest, shortest + LONGER):
-        if monotonic() > stop:
-            break
         for pattern in islice(patterns(model, layout, period, TRIES), kept):
-            estimate = _estimate(models, pattern, problem.microbatches)
+            if monotonic() > stop:
+                break
+            used += size
+            estimate = _estimate(models, pattern, problem.microbatches, unroll)
             if estimate is not None:
                 found.append(Steady(pattern, estimate))
-    found.sort(key=lambda one: (one.estimate, one.pattern.period, one.pattern.length))
-    return found
+    found.sort(key=_order)
+    best = []
+    for steady in found[:FILLED]:
+        if monotonic() > stop:
+            break
+        used += FILLING * size
+        estimate = _estimate(models, steady.pattern, problem.microbatches, _filled)
+        if estimate is not None:
+            best.append(Steady(steady.pattern, estimate))
+    return sorted(best, key=_order), used
+
+
+def _order(steady: Steady) -> tuple[float, int, int]:
+    return steady.estimate, steady.pattern.period, steady.pattern.length
+
+
+def _filled(model: Model, pattern: Pattern) -> list[list[int]]:
+    return fill(model, unroll(model, pattern))
 
 
 def place_weights(
@@ -92,14 +115,15 @@ def _shorter(problem: Problem, microbatches: int) -> Problem:
     return replace(problem, microbatches=microbatches, strands=strands)
 
 
-def _estimate(models: list[Model], pattern: Pattern, microbatches: int) -> float | None:
+def _estimate(
+    models: list[Model], pattern: Pattern, microbatches: int, orders: Callable[[Model, Pattern], list[list[int]]]
+) -> float | None:
+    """What two short runs come to, drawn on to all microbatches. None where the orders do not fit."""
     values = []
     for model in models:
-        rows = unroll(model, pattern)
-        if not fits(model, rows):
-            return None
-        found = run(model, fill(model, rows))
-        if found is None:
+        rows = orders(model, pattern)
+        found = run(model, rows)
+        if found is None or not fits(model, rows):
             return None
         values.append((model.problem.microbatches, found.value))
     (m, value), *more = reversed(values)
