@@ -69,14 +69,27 @@ class ShardedChunk(Chunk):
             each.set_requires_gradient_sync(last, recurse=False)
 
 
+def replicated_parts(modules: Sequence[torch.nn.Module]) -> list[DistributedDataParallel]:
+    """What of these modules DistributedDataParallel has wrapped."""
+    return [each for module in modules for each in module.modules() if isinstance(each, DistributedDataParallel)]
+
+
+def unsupported(modules: Sequence[torch.nn.Module]) -> str:
+    """What of these modules a pipeline cannot run, in words; empty where there is nothing."""
+    for module in modules:
+        for each in module.modules():
+            if type(each).__name__ == "FullyShardedDataParallel":
+                return "FullyShardedDataParallel reduces gradients in every backward; use fully_shard, or DDP"
+    return ""
+
+
 @contextlib.contextmanager
-def held_back(modules: Sequence[torch.nn.Module]) -> Iterator[list[DistributedDataParallel]]:
-    """While inside, no backward of the replicated parts of these modules reduces gradients. These parts."""
-    replicated = [each for module in modules for each in module.modules() if isinstance(each, DistributedDataParallel)]
+def held_back(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    """While inside, no backward reduces gradients."""
     with contextlib.ExitStack() as stack:
         for each in replicated:
             stack.enter_context(each.no_sync())
-        yield replicated
+        yield
 
 
 def reduce_gradients(replicated: DistributedDataParallel) -> None:

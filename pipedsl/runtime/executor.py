@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
 from pipedsl.runtime.clock import Clock, Mark
-from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients
+from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients, replicated_parts, unsupported
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
@@ -75,7 +74,7 @@ class Executor:
         stages = plan.chunks(wire.rank)
         if not problem and len(chunks) != len(stages):
             problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {stages}"
-        problem = problem or _transport_problem(plan, wire)
+        problem = problem or unsupported(chunks) or _transport_problem(plan, wire)
         name = instance_name(wire)
         self._tied = Tied(wire, wire.store(name), tied)
         self._tied.publish()
@@ -86,6 +85,7 @@ class Executor:
         self._loss_fn = loss_fn
         self._count_fn = count_fn
         self._modules = chunks
+        self._replicated = replicated_parts(chunks)
         self._stages = stages
         self._name = name
         self._timelines = 0  # how many have been asked for
@@ -131,10 +131,10 @@ class Executor:
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
             off = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
-            with torch.set_grad_enabled(train), off, held_back(self._modules) as replicated:
+            with torch.set_grad_enabled(train), off, held_back(self._replicated):
                 result = self._run(batch, targets, extras, train, scale, autocast)
             if train:
-                self._reduce(replicated)
+                self._reduce()
         except Exception as error:
             self._exchange.stop()
             failed = self._watch.explain(error)
@@ -226,10 +226,10 @@ class Executor:
         losses = torch.stack(given.results)
         return losses if self._count_fn is None else losses * (share * m)
 
-    def _reduce(self, replicated: Sequence[DistributedDataParallel]) -> None:
+    def _reduce(self) -> None:
         """After the last backward: sum what ranks share, and average over replicas."""
         self._tied.finish(self._watch)
-        for each in replicated:
+        for each in self._replicated:
             self._watch.stop_if_failed()
             self._watch.position.note("reducing gradients over replicas")
             reduce_gradients(each)

@@ -6,14 +6,16 @@ Four ranks are two pipelines of two stages: rank 2 * d + s is stage s of pipelin
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
@@ -32,7 +34,7 @@ def case(function: Case) -> Case:
     return function
 
 
-def mesh(job: Job) -> DeviceMesh:
+def mesh() -> DeviceMesh:
     """Dimension 0: the replicas, or the parts of a stage; dimension 1: the stages."""
     return init_device_mesh("cpu", (REPLICAS, STAGES), mesh_dim_names=("data", "pipe"))
 
@@ -71,7 +73,7 @@ def check_clipping(pipe: Any, stage: nn.Module, expected: list[nn.Module], own: 
 @case
 def replicated_stages(job: Job) -> None:
     """DDP reduces once per step, also after a split backward; three steps before one of the optimizer."""
-    both = mesh(job)
+    both = mesh()
     replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
     reductions: list[int] = []
 
@@ -110,13 +112,28 @@ def replicated_stages(job: Job) -> None:
 @case
 def sharded_stages(job: Job) -> None:
     """FSDP2: parameters in parts on the replicas of a stage, gradients reduced once per step."""
-    both = mesh(job)
+    both = mesh()
     replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
-    ways: list[Callable[[nn.Module], Any]] = [
-        lambda stage: fully_shard(stage, mesh=both["data"]),
-        lambda stage: [fully_shard(layer, mesh=both["data"]) for layer in stage if isinstance(layer, nn.Linear)],
-        lambda stage: [fully_shard(part, mesh=both["data"]) for part in [*stage, stage]],
-    ]
+    data = both["data"]
+
+    def whole(stage: nn.Module) -> nn.Module:
+        return fully_shard(stage, mesh=data)
+
+    def only_linear(stage: nn.Sequential) -> nn.Module:
+        for layer in stage:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=data)
+        return stage
+
+    def layers_and_whole(stage: nn.Sequential) -> nn.Module:
+        for layer in stage:
+            fully_shard(layer, mesh=data)
+        return whole(stage)
+
+    def compiled(stage: nn.Module) -> nn.Module:
+        return whole(torch.compile(stage, backend="aot_eager"))
+
+    ways: list[Callable[[Any], nn.Module]] = [whole, only_linear, layers_and_whole, compiled]
     for name in BOTH:
         for shard in ways:
             torch.manual_seed(2)
@@ -126,8 +143,7 @@ def sharded_stages(job: Job) -> None:
             ]
             expected = on_all_data(stages, steps=2)
             stage = stages[own]
-            shard(stage)
-            pipe = pipeline(job, name, stage, both.get_group("pipe"))
+            pipe = pipeline(job, name, shard(stage), both.get_group("pipe"))
             for step in range(2):
                 pipe.step(*tokens(10 * step + replica))
                 pipe.step(*tokens(10 * step + replica), train=False)
@@ -155,7 +171,7 @@ class Wide(nn.Module):
 @case
 def stages_in_parts(job: Job) -> None:
     """Tensor parallel: the two pipelines are one, whose ranks hold half of each matrix; they see the same data."""
-    both = mesh(job)
+    both = mesh()
     own = both.get_local_rank("pipe")
     for name in BOTH:
         torch.manual_seed(3)
@@ -174,7 +190,7 @@ def stages_in_parts(job: Job) -> None:
 
 @case
 def compiled_stages(job: Job) -> None:
-    both = mesh(job)
+    both = mesh()
     own = both.get_local_rank("pipe")
     for name in BOTH:
         torch.manual_seed(4)
@@ -192,7 +208,7 @@ def compiled_stages(job: Job) -> None:
 @case
 def autocast(job: Job) -> None:
     """A step under autocast is one process whose forwards and losses are, and what flows has its types."""
-    both = mesh(job)
+    both = mesh()
     own = both.get_local_rank("pipe")
     for name in BOTH:
         torch.manual_seed(5)
@@ -220,7 +236,7 @@ def autocast(job: Job) -> None:
 @case
 def a_gradient_scaler(job: Job) -> None:
     """All ranks skip the step in which one has an infinite gradient, and none the others."""
-    both = mesh(job)
+    both = mesh()
     own = both.get_local_rank("pipe")
     torch.manual_seed(6)
     stages = mlp(STAGES)
@@ -249,3 +265,15 @@ def a_gradient_scaler(job: Job) -> None:
     assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
     for ours, other in zip(stages[own].parameters(), expected[own].parameters(), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def the_old_fully_sharded(job: Job) -> None:
+    both = mesh()
+    own = both.get_local_rank("pipe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stage = FullyShardedDataParallel(nn.Linear(4, 4), both.get_group("data"), device_id=torch.device("cpu"))
+    compiled = job.compiled("whole_2")
+    with pytest.raises(compiled.PipelineError, match="rank 1: FullyShardedDataParallel reduces gradients in every"):
+        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)

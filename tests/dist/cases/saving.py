@@ -59,7 +59,11 @@ class Training:
         torch.manual_seed(seed)
         self.model = Model()
         self.group = group
-        self.stage = self.model.stages(ranks)[job.rank]
+        stages = self.model.stages(ranks)
+        self.stage = stages[job.rank]
+        for other in stages:
+            if other is not self.stage:  # as where the whole model does not fit on a rank
+                other.to("meta")
         self.pipe = job.compiled("whole" if ranks == PARTS else f"whole_{ranks}").Pipeline(
             self.stage, functional.cross_entropy, process_group=group, timeout=90
         )
