@@ -119,7 +119,7 @@ def _parts(problem: Problem, orders: Orders) -> Iterator[tuple[int, tuple[int, .
     """Periods, and where a part begins in each rank's order that leads from one possible cut to another."""
     if not _in_turn(problem, orders):
         return
-    model = model_of(replace(problem, strands=_fixed(orders)))
+    model = model_of(replace(problem, strands=_fixed(orders), fences=()))
     rows = model.rows(orders)
     found = run(model, rows)
     if found is None:
@@ -178,6 +178,8 @@ def _possible(problem: Problem, windows: list[list[tuple[int, dict[Name, int]]]]
     }
     needs = []
     for s, (here, there) in enumerate(pairwise(problem.placement)):
+        if (s + 1) % problem.depth == 0:
+            continue
         needs.append((here, (Kind.F, s), there, (Kind.F, s + 1)))
         needs.append((there, (backward[s + 1], s + 1), here, (backward[s], s)))
     moved = True
@@ -214,7 +216,8 @@ def _longer(problem: Problem, orders: Orders, period: int, first: Sequence[int],
             count[kind, stage] += 1
         longer.append(tuple(counted))
     microbatches = problem.microbatches + period * rounds
-    return replace(problem, microbatches=microbatches, strands=_fixed(tuple(longer))), tuple(longer)
+    strands = _fixed(tuple(longer))
+    return replace(problem, microbatches=microbatches, strands=strands, fences=()), tuple(longer)
 
 
 def _slope(problem: Problem, orders: Orders, period: int, first: Sequence[int]) -> Fraction | None:

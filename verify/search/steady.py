@@ -34,10 +34,7 @@ class Steady:
 
 
 def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady], int]:
-    """Patterns that keep to the caps, the best first by what a short run of them says, and how many operations that ran.
-
-    Empty where there are none.
-    """
+    """Patterns that keep to the caps, the best first by what a short run of them says; and how many operations ran."""
     layout = layout_of(model)
     if layout is None:
         return [], 0
