@@ -33,14 +33,14 @@ def check(found: Repeat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "m", "cap", "best", "slope"),
-    [(3, 6, 3, 20, 3), (4, 8, 1, 72, 9), (4, 8, 2, 41, 5), (4, 8, 3, 31, Fraction(7, 2)), (4, 8, 4, 27, 3)],
+    ("p", "m", "cap", "best"), [(3, 6, 3, 20), (4, 8, 1, 72), (4, 8, 2, 41), (4, 8, 3, 31), (4, 8, 4, 27)]
 )
-def test_the_optimum_itself_repeats(p: int, m: int, cap: int, best: int, slope: Fraction) -> None:
+def test_the_optimum_itself_repeats(p: int, m: int, cap: int, best: int) -> None:
     found = repeating(linear(p, m, EQUAL, cap), budget=Budget(work=10))
     assert found is not None
     assert found.solution.value == best
-    assert found.repeat.slope == slope
+    # The work of a rank; and rank 0 holds each microbatch for 2 p + 1, `cap` of them at once.
+    assert max(Fraction(3), Fraction(2 * p + 1, cap)) <= found.repeat.slope < best
     check(found.repeat)
 
 
