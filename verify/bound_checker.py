@@ -80,7 +80,7 @@ class Problem(NamedTuple):
     """`time[letter][place]`, `send[place]` to a neighbour on another rank, in multiples of 1 / `unit`; `whole` and
     `held` sizes a place; `cap[rank]` or None. `strands[rank]`: operations in an order that every answer keeps.
     `at[operation]`: rank, its strand there, where in that. `ordered[rank]`: whether each kind of each place runs in the
-    order of the microbatches there, B and I being one kind.
+    order of the microbatches there, B and I being one kind. `fences[y]`: what y has to wait for beside all that.
     """
 
     microbatches: int
@@ -95,13 +95,15 @@ class Problem(NamedTuple):
     strands: list[list[list[Op]]]
     at: dict[Op, tuple[int, int, int]]
     ordered: list[bool]
+    fences: dict[Op, Op]
 
     def needs(self, op: Op) -> list[tuple[Op, int]]:
         """What ends before `op` starts, and how long before at least."""
         letter, place, i = op
+        found = [(self.fences[op], 0)] if op in self.fences else []
         if letter == "W":
-            return [(("I", place, i), 0)]
-        found = [] if letter == "F" else [(("F", place, i), 0)]
+            return [*found, (("I", place, i), 0)]
+        found += [] if letter == "F" else [(("F", place, i), 0)]
         other = place - 1 if letter == "F" else place + 1
         if 0 <= other < len(self.placement) and other // self.depth == place // self.depth:
             away = self.placement[other] != self.placement[place]
@@ -127,20 +129,20 @@ class Problem(NamedTuple):
         return [u for u in range(first, first + self.depth) if self.placement[u] == rank]
 
 
-def operation(value: Any, where: str, problem: Problem) -> Op:
-    right = type(value) is list and list(map(type, value)) == [str, int, int] and tuple(value) in problem.at
+def operation(value: Any, where: str, known: dict[Op, tuple[int, int, int]]) -> Op:
+    right = type(value) is list and list(map(type, value)) == [str, int, int] and tuple(value) in known
     need(right, where, "no operation of the problem")
     return value[0], value[1], value[2]
 
 
 def operations(value: Any, where: str, problem: Problem) -> list[Op]:
-    return [operation(each, f"{where}[{n}]", problem) for n, each in enumerate(items(value, where))]
+    return [operation(each, f"{where}[{n}]", problem.at) for n, each in enumerate(items(value, where))]
 
 
 def read_problem(value: Any) -> Problem:
     """A problem in which every microbatch runs F and B, or F, I and W, at every place, once and on its rank."""
-    names = ("ranks", "microbatches", "replicas", "placement", "minimize", "times", "sizes", "strands")
-    ranks, m, replicas, placement, aim, times, sizes, strands = fields(value, "the problem", *names)
+    names = ("ranks", "microbatches", "replicas", "placement", "minimize", "times", "sizes", "strands", "fences")
+    ranks, m, replicas, placement, aim, times, sizes, strands, waits = fields(value, "the problem", *names)
     integer(ranks, "ranks", 1, 2**20)
     integer(m, "microbatches", 0, 2**30)
     placement = integers(placement, "placement", 0, ranks - 1)
@@ -184,7 +186,12 @@ def read_problem(value: Any) -> Problem:
             need(kinds in (["F", "B"], ["F", "I", "W"]), "strands", f"microbatch {i} at {place} does not run once")
     need(len(at) >= 2 * count * m, "strands", "an operation is missing")
     depth, makespan = count // replicas, aim == "makespan"
-    return Problem(m, depth, placement, makespan, time_unit, time, whole, rest, caps, read_strands, at, ordered)
+    fences: dict[Op, Op] = {}
+    for n, pair in enumerate(items(waits, "fences")):
+        before, after = (operation(each, f"fences[{n}]", at) for each in items(pair, f"fences[{n}]", 2))
+        need(at[before][0] == at[after][0] and after not in fences, f"fences[{n}]", "of two ranks, or a second one")
+        fences[after] = before
+    return Problem(m, depth, placement, makespan, time_unit, time, whole, rest, caps, read_strands, at, ordered, fences)
 
 
 # ------------------------------------------------------------------------------ what an order costs
@@ -203,7 +210,7 @@ def cost(problem: Problem, program: Any) -> int:
             if type(each) is list and len(each) == 4 and type(each[1]) is type(each[3]) is int:
                 need(0 <= each[1] < problem.depth, where, "no such stage")
                 each = [each[0], each[3] * problem.depth + each[1], each[2]]
-            op = operation(each, where, problem)
+            op = operation(each, where, problem.at)
             rank, k, position = problem.at[op]
             need(rank == r and counts[k] == position, where, "on another rank, or not in the order of its strand")
             counts[k] += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from brute import optimum
 from hypothesis import given, settings
@@ -10,8 +12,11 @@ from hypothesis import strategies as st
 from pipedsl.api import parse_text
 from pipedsl.program import Kind
 from pipedsl.search_problem import tasks
+from verify.bound_checker import check
 from verify.search import Budget, Infeasible, Problem, judge, solve
+from verify.search.evidence import bound_certificate
 from verify.search.judge import Invalid
+from verify.search.problem_json import problem_json
 
 pytest.importorskip("z3")
 
@@ -54,3 +59,21 @@ def test_orders_that_do_not_wait_are_no_answer() -> None:
         judge(problem, solve(free.with_cap(1), budget=Budget(2)).orders)
     for order in solve(problem, budget=Budget(2)).orders:
         assert [operation.kind for operation in order[:2]] == [Kind.F, Kind.F]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(SKETCHES), st.sampled_from([None, 1, 2]), st.tuples(*[st.integers(1, 3)] * 3))
+def test_the_checker_of_bounds_knows_fences(sketch: str, cap: int | None, costs: tuple[int, ...]) -> None:
+    problem = problem_of(sketch, 2, cap, costs)
+    best = optimum(problem)
+    if best is None:
+        return
+    certificate, text = bound_certificate(problem, int(best / problem.time_unit))
+    document = json.loads(json.dumps([certificate, problem_json(problem)]))
+    assert check(*document)
+    assert certificate["bound"] <= best * problem.time_unit.denominator
+    if text is not None:
+        z3 = pytest.importorskip("z3")
+        solver = z3.Solver()
+        solver.from_string(text)
+        assert solver.check() == z3.unsat

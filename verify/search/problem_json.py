@@ -31,4 +31,5 @@ def problem_json(problem: Problem) -> dict[str, Any]:
         "strands": [
             [[[op.kind.name, op.stage, op.microbatch] for op in strand] for strand in rank] for rank in problem.strands
         ],
+        "fences": [[[op.kind.name, op.stage, op.microbatch] for op in pair] for pair in problem.fences],
     }
