@@ -83,7 +83,7 @@ class SearchResult:
 
     @property
     def evidence(self) -> SearchEvidence:
-        """What shows that no order is below the bound. Raises ValueError where that is too large to be written."""
+        """What shows that no order is below the bound, in files that others can judge."""
         from pipedsl.search_evidence import search_evidence
 
         return search_evidence(self)

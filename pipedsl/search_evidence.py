@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from verify.search.evidence import bound_certificate
@@ -15,22 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchEvidence:
-    """`certificate`: of the bound, for the small checker. Where the bound rests on a solver, `refutation`: the problem
-    and an order below the bound in SMT-LIB, for any solver to refute; `narrowed`: the same with what follows from it,
-    which is quicker to refute (None: there is nothing to add).
+    """`certificate`: for the small checker, of what it can be shown: `proved`, in the file's unit. Where the bound is
+    more, `refutation`: the problem and an order below the bound in SMT-LIB, for any solver to refute (None: that would
+    be too large); `narrowed`: the same with what follows from it, which is quicker to refute (None: nothing does).
     """
 
     certificate: dict[str, Any]
+    proved: Fraction
     refutation: str | None
     narrowed: str | None
 
 
 def search_evidence(result: SearchResult) -> SearchEvidence:
-    """What shows that no order of the problem is below the bound. With `place ?` that is the placement's own problem.
-
-    Raises ValueError where the text for solvers would be too large.
-    """
+    """What shows that no order of the problem is below the bound; with `place ?` of the problem of its placement."""
     bound = int(result.bound / result.problem.time_unit)
     certificate, text = bound_certificate(result.problem, bound)
     narrowed = None if text is None else narrowed_text(model_of(result.problem), bound - 1)
-    return SearchEvidence(certificate, text, narrowed)
+    proved = Fraction(certificate["bound"], result.problem.time_unit.denominator)
+    return SearchEvidence(certificate, proved, text, narrowed)

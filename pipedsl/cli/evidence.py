@@ -10,6 +10,7 @@ from pipedsl.api import Result
 from pipedsl.files import write_atomically
 from pipedsl.library import UsageError
 from pipedsl.program import Program
+from pipedsl.render.numbers import number
 from verify import Verdict, mend_calls, mend_program
 
 if TYPE_CHECKING:
@@ -40,15 +41,14 @@ def write_search_evidence(result: SearchResult, path: str) -> list[str]:
     # Of the .sched that is written, which has no parameters but p and m.
     said = [write_certificate(verify(parse_text(result.text), {}), path)]
     stem = path.removesuffix(".json")
-    try:
-        evidence = result.evidence
-    except ValueError as error:
-        return [*said, f"no evidence for the bound: {error}"]
+    evidence = result.evidence
     write_atomically(f"{stem}.bound.json", json.dumps(evidence.certificate, separators=(",", ":")) + "\n")
-    said.append(f"evidence for the bound written to {stem}.bound.json")
+    said.append(f"evidence that nothing is below {number(evidence.proved)} written to {stem}.bound.json")
+    if evidence.refutation is None and evidence.proved < result.bound:
+        said.append(f"what a solver would have to refute for {number(result.bound)} is too large to be written")
     if evidence.refutation is not None:
         write_atomically(f"{stem}.smt2", evidence.refutation)
-        said.append(f"it rests on a solver that answers unsat to {stem}.smt2")
+        said.append(f"that nothing is below {number(result.bound)} a solver says who answers unsat to {stem}.smt2")
     if evidence.narrowed is not None:
         write_atomically(f"{stem}.narrowed.smt2", evidence.narrowed)
         said.append(f"the same, quicker, with what follows from it: {stem}.narrowed.smt2")

@@ -70,6 +70,11 @@ class Formula:
         for y, items in enumerate(window.before):
             for x, gap in items:
                 self.lines.append(f"(assert {self._apart(x, y, duration[x] + gap)})")
+        for r in window.spans:
+            self.declared.append(f"(declare-const begin.{r} Int)")
+            for row in (row for pair in self.model.strands[r] for row in range(*pair)):
+                self.lines.append(f"(assert (>= (- {names[row]} begin.{r}) 0))")
+                self.lines.append(f"(assert (<= (- {names[row]} begin.{r}) {window.limit - duration[row]}))")
 
     def _apart(self, x: int, y: int, gap: int) -> str:
         return f"(>= (- {self.names[y]} {self.names[x]}) {gap})"

@@ -17,12 +17,17 @@ from verify.search.problem import Infeasible, Objective
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """`earliest` and `latest` start of every row. `before[y]`: (x, gap): y starts no sooner than gap after x ends."""
+    """`earliest` and `latest` start of every row. `before[y]`: (x, gap): y starts no sooner than gap after x ends.
+
+    `spans`: ranks whose first start is open and which are to be at it no longer than `limit`.
+    """
 
     model: Model
     earliest: list[int]
     latest: list[int]
     before: list[list[tuple[int, int]]]
+    limit: int = 0
+    spans: tuple[int, ...] = ()
 
     def known(self, x: int, y: int) -> bool | None:
         """Whether x ends before y starts, of two strands of a rank; None where both may be."""
@@ -40,16 +45,19 @@ def narrow(model: Model, limit: int, extra: Sequence[tuple[int, int]] = (), roun
     known = set(edges)
     duration = model.duration
     rows_of = [[row for a, b in pairs for row in range(a, b)] for pairs in model.strands]
-    far = limit + sum(duration)
+    far, spans = limit + sum(duration) + sum(model.lag), list[int]()
     for _ in range(rounds):
         found = chains(model, edges)
         if model.problem.objective is Objective.MAKESPAN:
             latest = [limit - found.tail[row] - duration[row] for row in range(len(model))]
         else:
-            latest = [far] * len(model)
+            latest, spans = [far] * len(model), []
             for r, rows in enumerate(rows_of):
                 begin = first_start(model, r, found) if rows else None
                 if begin is None:
+                    spans += [r] if rows else []
+                    if any(duration[row] > limit for row in rows):
+                        raise Infeasible(0, 0, "no order is within the limit")
                     continue
                 for row, tail in enumerate(own_tails(model, rows, found)):
                     if tail >= 0:
@@ -66,7 +74,7 @@ def narrow(model: Model, limit: int, extra: Sequence[tuple[int, int]] = (), roun
             break
         edges += new
         known.update(new)
-    return Window(model, earliest, latest, found.before)
+    return Window(model, earliest, latest, found.before, limit, tuple(spans))
 
 
 def _ordered(
