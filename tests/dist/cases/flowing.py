@@ -139,12 +139,12 @@ def sequences_of_another_length(job: Job) -> None:
 
 def live_tensors() -> int:
     gc.collect()
-    return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 @case
 def nothing_piles_up(job: Job) -> None:
-    """As many tensors are alive after thirty steps as after three, and no hook has come to any of them."""
+    """No more tensors are alive after thirty steps than after three, and no hook has come to any parameter."""
     for name in BOTH:
         pipe = job.pipeline(name, mlp(P))
         counts = []
@@ -153,7 +153,7 @@ def nothing_piles_up(job: Job) -> None:
                 pipe.step(*tokens(step))
                 pipe.step(*tokens(step), train=False)
             counts.append(live_tensors())
-        assert counts[0] == counts[1], counts
+        assert counts[1] <= counts[0], counts
         hooked = [q for module in pipe.mine for q in module.parameters() if q._backward_hooks]
         assert not hooked
         del pipe
