@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,21 @@ def test_what_goes_not_together() -> None:
     assert "nothing is left open" in run("expand", "1f1b", "-D", "p=2", "-D", "m=2", "--problem", status=1).output
     assert "leaves no placement" in run("expand", *ASKED, "--problem", "--placement", "v", status=2).output
     assert "not a size" in run("expand", *ASKED, "--problem", "--cap", "x", status=2).output
+
+
+@pytest.mark.parametrize("engine", ["cpsat", "auto"])
+def test_another_engine_finds_the_same_and_says_who_it_was(engine: str) -> None:
+    said = run("search", *ASKED, "-D", "cap=2", "--engine", engine, "--certificate", "c.json").output
+    assert "makespan 41" in said
+    assert "CP-SAT refuted a smaller one" in said
+    solver = z3.Solver()
+    solver.from_file("c.smt2")
+    assert solver.check() == z3.unsat
+
+
+def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {"ortools", *(name for name in sys.modules if name.startswith("ortools."))}:
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = ("search", *ASKED, "-D", "cap=2")
+    assert "pip install 'pipedsl[cpsat]'" in run(*asked, "--engine", "cpsat", status=2).output
+    assert "z3 refuted a smaller one" in run(*asked, "--engine", "auto").output
