@@ -21,12 +21,14 @@ from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.shorter import good_manners, short_model
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
 
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
 MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
+LARGE = 12_000  # operations; above, habits are first tried on fewer microbatches
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 KERNELS = 6  # steady states that are unrolled
@@ -231,12 +233,35 @@ def _tune(search: _Search, share: float) -> None:
         search.manner = found.manner
 
 
+def _tune_short(search: _Search, share: float) -> None:
+    """Habits on fewer microbatches, and on all those that did well there."""
+    short = short_model(search.model)
+    if short is None:
+        return
+    cost = (EACH + len(short)) / SCHEDULED
+    low = lower_bound(short).value
+    manners, tried = good_manners(short, low, max(1, int(share / cost)), search.next_seed, search.stop)
+    search.work += cost * tried
+    best = search.value
+    for manner in manners:
+        if search.done:
+            return
+        found = tune(search.model, search.enough, 1, search.next_seed, search.stop, manner)
+        search.work += (EACH + len(search.model)) / SCHEDULED
+        if found is not None:
+            search.take(found.rows, "habits of fewer microbatches")
+            if search.value < best:
+                best, search.manner = search.value, manner
+
+
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_FOR_Z3
     # z3 is soon done with few operations, where habits would be tried in vain.
     share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
+    if len(search.model) > LARGE:
+        _tune_short(search, search.budget.work / 12)
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))

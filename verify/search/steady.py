@@ -14,7 +14,8 @@ from pipedsl.program import Kind
 from verify.search.fill import fill
 from verify.search.kernel import Pattern, layout_of, patterns, unroll
 from verify.search.model import Model, fits, model_of, run
-from verify.search.problem import Operation, Problem, open_strands
+from verify.search.problem import Operation
+from verify.search.shorter import shorter
 from verify.search.tune import Tuned, tune
 
 TRIES = 600_000  # operations of patterns that are placed for one period
@@ -42,7 +43,8 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
     shortest = problem.stages // problem.ranks * sum(layout.slots)
     small = min(problem.microbatches, 2 * problem.ranks)
     half = max(1, small // 2)
-    models = [model_of(_shorter(problem, m)) for m in sorted({half, small})]
+    problems = [shorter(problem, m) for m in sorted({half, small})]
+    models = [model_of(one) for one in problems if one is not None]
     size = sum(map(len, models))
     kept = max(6, min(KEPT, COMPARED // size))
     found: list[Steady] = []
@@ -57,7 +59,7 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
                 found.append(Steady(pattern, estimate))
     found.sort(key=_order)
     best = []
-    for steady in found[:FILLED]:
+    for steady in found[: max(3, min(FILLED, 2 * COMPARED // (FILLING * size)))]:
         if monotonic() > stop:
             break
         used += FILLING * size
@@ -102,14 +104,6 @@ def _merged(model: Model, order: list[int]) -> tuple[tuple[Operation, ...], ...]
     first = tuple(model.operations[row] for row in order if model.kind[row] != Kind.W)
     weights = tuple(model.operations[row] for row in order if model.kind[row] == Kind.W)
     return tuple(strand for strand in (first, weights) if strand)
-
-
-def _shorter(problem: Problem, microbatches: int) -> Problem:
-    split = any(
-        operation.kind == Kind.W for strands in problem.strands for strand in strands for operation in strand[:1]
-    )
-    strands = open_strands(problem.placement, problem.ranks, microbatches, split)
-    return replace(problem, microbatches=microbatches, strands=strands)
 
 
 def _estimate(
