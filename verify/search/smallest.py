@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from verify.search.bounds import Bound, lower_bound
-from verify.search.exact import Answer, decide
 from verify.search.model import model_of
 from verify.search.problem import Infeasible, Objective, Problem
 from verify.search.solve import DEFAULT, Budget, NothingFound, Solution, solve
@@ -68,19 +67,19 @@ def smallest_cap_without_bubble(
         why = f"{ruled.argument} on rank {ruled.rank}: a smaller cap forces a span of {ruled.value * problem.time_unit}"
     proved = True
     for cap in range(low, int(top / unit) + 1):
-        capped = aim.with_cap(cap * unit)
         try:
-            found = solve(capped, budget=budget, seed=seed)
-        except (Infeasible, NothingFound):
+            found = solve(aim.with_cap(cap * unit), budget=budget, seed=seed, goal=load * problem.time_unit)
+        except NothingFound:
             proved = False
             continue
-        if found.value == load * problem.time_unit:
+        except Infeasible:
+            found = None
+        if found is not None and found.value <= load * problem.time_unit:
             return SmallestCap(cap * unit, proved, why, found)
-        if found.bound > load * problem.time_unit:
-            why = f"z3 refutes a span of {load * problem.time_unit} under the next smaller cap"
-            continue
-        answer = decide(model_of(capped), load, work=budget.work, seconds=budget.seconds or 0, seed=seed).answer
-        proved = proved and answer is Answer.REFUTED
+        if found is None or found.bound > load * problem.time_unit:
+            why = f"a span of {load * problem.time_unit} under the next smaller cap is refuted"
+        else:
+            proved = False
     return None
 
 
