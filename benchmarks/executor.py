@@ -7,6 +7,7 @@
     split   what I and W take together, of what B takes; how often a checkpointed forward is recomputed
     host    CPU time per computation where there is next to nothing to compute, p=2, m=64
     speed   tokens per second on two ranks, against the limit: one process's step / p / (1 - bubble)
+    memory  live bytes on each rank at the peak, against what `verify --profile` predicts; m=8 against m=128
     trace   what `trace=True` costs
 
 Ratios are of medians over rounds in which all contestants run one after the other, so that a slow moment of the machine
@@ -150,6 +151,29 @@ def _wanted_of_speed(
     return wanted
 
 
+def _memory(options: argparse.Namespace) -> list[Wanted]:
+    from tests.unit import test_executor_memory as memory
+
+    memory.deferred.WORTH_DEFERRING = 1  # the stages are small
+    wanted = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for schedule, text in memory.SCHEDULES.items():
+            stages = memory.make_stages(memory.compiled.build(text, p=3, m=9)[1].stages)
+            ends = [(s == 0, s == len(stages) - 1) for s in range(len(stages))]
+            sizes = [memory.measure(x, first=a, last=b) for x, (a, b) in zip(stages, ends, strict=True)]
+            expected = [int(each) for each in memory.predicted(text, sizes, p=3, m=9)]
+            found = memory.measured(text, folder, p=3, m=9)
+            most = max(abs(ours - each) / each for ours, each in zip(found, expected, strict=True))
+            print(f"  {schedule:<24}measured {found}, predicted {expected}")
+            wanted.append(Wanted(f"{schedule}: {100 * most:.1f} % <= 5 %", most <= 0.05))
+        few, many = (memory.measured("1f1b", folder, p=2, m=m, steps=2) for m in (8, 128))
+        print(f"  1f1b, p=2               m=8 {few}, m=128 {many}")
+        same = all(b - a <= 128 * 8 for a, b in zip(few, many, strict=True))  # the losses: a number each
+        wanted.append(Wanted("m=128 needs no more than m=8, but for the losses", same))
+    return wanted
+
+
 def _trace(options: argparse.Namespace) -> list[Wanted]:
     ranks = _measure("trace", RANKS, {"rounds": 3 * options.rounds, "ours": {"zb_h1": _compile("zb_h1", 8)}, "m": 8})
     cpu = {name: [sum(pair) for pair in zip(*(each[name] for each in ranks), strict=True)] for name in ranks[0]}
@@ -162,6 +186,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Sequence[Wanted]]] = {
     "split": _split,
     "host": _host,
     "speed": _speed,
+    "memory": _memory,
     "trace": _trace,
 }
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -44,6 +45,22 @@ class Timeline:
                 for event in events
             ]
         )
+
+    def profile(self) -> str:
+        """The same as a profile for `pipedsl verify --profile`: each stage's median durations, in milliseconds.
+
+        Kinds of computations that not every stage has run are left out.
+        """
+        found: dict[str, dict[int, list[float]]] = {}
+        for event in (event for events in self.ranks for event in events):
+            found.setdefault(event.kind, {}).setdefault(event.stage, []).append(event.end - event.start)
+        stages = range(max((len(by_stage) for by_stage in found.values()), default=0))
+        costs = {
+            kind: [f"{1000 * median(by_stage[s]):.4f}" for s in stages]
+            for kind, by_stage in sorted(found.items())
+            if by_stage.keys() == set(stages)
+        }
+        return json.dumps({"format": "pipedsl-profile", "version": 1, "about": "as measured", "costs": costs}, indent=2)
 
 
 def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeline:

@@ -46,7 +46,7 @@ def test_they_call_what_there_is() -> None:
             keywords = {keyword.arg for keyword in node.keywords}
             assert keywords <= inspect.signature(function).parameters.keys(), (wanted, keywords)
     public = {name for name, _ in inspect.getmembers(Executor, inspect.isfunction) if not name.startswith("_")}
-    assert called == public | {"Pipeline", "chrome_trace"}
+    assert called == public | {"Pipeline", "chrome_trace", "profile"}
 
 
 def test_the_files_it_names_are_there() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pipedsl.profile import read_profile
 from pipedsl.runtime.clock import Event
 from pipedsl.runtime.timeline import Timeline, clock_offset
 from tests.support import compiled
@@ -71,3 +72,16 @@ def test_a_timeline_for_a_viewer() -> None:
         {**common, "name": "B0@1", "cat": "B", "tid": 1, "ts": 500_000.0, "dur": 500_000.0},
     ]
     assert json.loads(Timeline((), ()).chrome_trace()) == []
+
+
+def test_a_timeline_as_a_profile() -> None:
+    """Medians of a stage, over its microbatches; what one stage alone has run is left out."""
+
+    def events(stage: int, kind: str, *milliseconds: int) -> list[Event]:
+        return [Event("", kind, stage, i, 5.0, 5.0 + each / 1000) for i, each in enumerate(milliseconds)]
+
+    first = [*events(0, "F", 1, 2, 9), *events(2, "F", 4, 4, 5), *events(0, "B", 7), *events(2, "B", 8)]
+    second = [*events(1, "F", 3, 3, 3), *events(1, "I", 6), *events(1, "B", 6)]
+    profile = read_profile(Timeline((tuple(first), tuple(second)), (0.0, 0.0)).profile())
+    assert profile.costs == {"F": (2, 3, 4), "B": (7, 6, 8)}
+    assert read_profile(Timeline((), ()).profile()).costs == {}
