@@ -123,14 +123,15 @@ class Chunk:
 
         These are tensors that no gradient goes through, and views of its buffers.
         """
-        handed = [_settled(leaf.detach()) for leaf in outputs]
-        buffers = self._buffers
-        return [
-            x.clone(memory_format=torch.contiguous_format)
-            if not leaf.requires_grad or (buffers and x.untyped_storage().data_ptr() in buffers)
-            else x
-            for leaf, x in zip(outputs, handed, strict=True)
-        ]
+        return [self._handed_over(leaf) for leaf in outputs]
+
+    def _handed_over(self, leaf: torch.Tensor) -> torch.Tensor:
+        x = leaf.detach()
+        if type(x) is not torch.Tensor and (wait := getattr(x, "wait", None)) is not None:
+            x = wait()  # a tensor parallel module has left it under way
+        if not leaf.requires_grad or (self._buffers and x.untyped_storage().data_ptr() in self._buffers):
+            return x.clone(memory_format=torch.contiguous_format)
+        return x
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note where the backward starts."""
@@ -157,9 +158,3 @@ class Chunk:
     def backward_weight(self, microbatch: int) -> None:
         """W: accumulate the parameters' gradients that have waited."""
         multiply(self._products.pop(microbatch, []))
-
-
-def _settled(x: torch.Tensor) -> torch.Tensor:
-    """`x`, waited for where a tensor parallel module has left it under way."""
-    wait = None if type(x) is torch.Tensor else getattr(x, "wait", None)
-    return x if wait is None else wait()

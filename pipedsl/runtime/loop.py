@@ -86,18 +86,20 @@ class Loop:
         self._exchange.begin(self._calls, given.train)
         position, watch = self._watch.position, self._watch
         program = self._programs[given.train]
+        if given.autocast:
+            program = [(call, self._under_autocast(act) if call.kind == "F" else act) for call, act in program]
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # else names cost more than the loop
             program = [(call, labelled(call, act)) for call, act in program]
+        if clock:
+            program = [
+                (call, _timed(call, act, clock, given.marks) if call.kind in COMPUTE_KINDS else act)
+                for call, act in program
+            ]
         for call, act in program:
             if watch.failure is not None:
                 watch.stop_if_failed()
             position.at = call
-            if clock is None or call.kind not in COMPUTE_KINDS:
-                act()
-                continue
-            start = clock.now()
             act()
-            given.marks.append((call, start, clock.now()))
 
     def _prepare(self, call: PlannedCall) -> Callable[[], None]:
         if call.kind not in COMPUTE_KINDS:
@@ -110,14 +112,14 @@ class Loop:
             return partial(chunk.backward_weight, microbatch)
         return partial(self._backward, chunk.backward if call.kind == "B" else chunk.backward_input, stage, microbatch)
 
-    def _forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
-        if not self._given.autocast:
-            self._compute_forward(chunk, stage, microbatch)
-            return
-        with torch.autocast(self._device.type):
-            self._compute_forward(chunk, stage, microbatch)
+    def _under_autocast(self, act: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            with torch.autocast(self._device.type):
+                act()
 
-    def _compute_forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
+        return run
+
+    def _forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
         given = self._given
         if stage == 0:
             value, given.parts[microbatch] = given.parts[microbatch], None
@@ -163,3 +165,14 @@ class Loop:
         results = run(microbatch, gradients)
         if stage > 0:
             self._exchange.give_gradients(stage - 1, microbatch, results)
+
+
+def _timed(call: PlannedCall, act: Callable[[], None], clock: Clock, marks: list[Mark]) -> Callable[[], None]:
+    """`act`, noting when it began and ended."""
+
+    def run() -> None:
+        start = clock.now()
+        act()
+        marks.append((call, start, clock.now()))
+
+    return run
