@@ -1,6 +1,18 @@
 """The search for orders: takes a Problem, answers with the best orders found and how good they are at least.
 
-Knows nothing of the language. z3 is loaded when bounds and heuristics do not meet.
+Knows nothing of the language. `solve` takes turns, by work done and not by time, until the best orders meet the best
+bound:
+
+- `bounds`: arguments that no order escapes give a first lower bound. Often it is met at once.
+- `greedy` and `tune`: list scheduling by habits, which are changed and kept where that is no worse. `steady`: the order
+  of one period, enumerated and unrolled. `improve`: moves of one operation along the critical path.
+- `close`: is there an order within a limit? `exact` asks z3 (`cpsat` another solver), one limit after another from the
+  best down. `windows` says when each operation may start under the limit, and which pairs of a rank are in order then;
+  `formula` writes the rest, one truth value for each pair that is open; `load` adds what follows from how much a rank
+  runs before and after. A limit that is refuted raises the bound.
+
+Every answer is judged anew, by the simulator, before it is returned. z3 is loaded when bounds and heuristics do not
+meet.
 """
 
 from verify.search.bounds import Bound, lower_bound
