@@ -17,6 +17,7 @@ from verify.search import (
     Infeasible,
     NothingFound,
     Objective,
+    Problem,
     Proof,
     judge,
     lower_bound,
@@ -30,6 +31,7 @@ from verify.search.fill import fill
 from verify.search.judge import Invalid
 from verify.search.model import fits, run
 from verify.search.steady import steady_states
+from verify.search.waves import waves
 
 pytest.importorskip("z3")
 
@@ -121,8 +123,13 @@ def test_a_long_pipeline_is_solved_by_its_steady_state() -> None:
 
 
 def test_half_the_memory_on_a_long_pipeline_is_within_five_percent() -> None:
-    found = solve(linear(16, 96, EQUAL, 8), budget=Budget(work=8))
+    problem = linear(16, 96, EQUAL, 8)
+    found = solve(problem, budget=Budget(work=8), goal=lower(problem) * Fraction(105, 100))
     assert found.gap <= Fraction(5, 100)
+
+
+def lower(problem: Problem) -> Fraction:
+    return lower_bound(model_of(problem)).value * problem.time_unit
 
 
 @pytest.mark.parametrize(("p", "m", "peak", "makespan"), [(4, 8, 3, "26.5"), (4, 12, 3, "38.5"), (4, 8, 4, "25.5")])
@@ -181,6 +188,28 @@ def test_steady_states_and_filling_keep_to_the_cap() -> None:
         assert after is not None
         assert after.value <= before.value
         judge(problem, model.orders(filled))
+
+
+@pytest.mark.parametrize("cap", [1, 3, 4, 8, None])
+def test_waves_never_pause_and_keep_to_the_cap(cap: int | None) -> None:
+    """A wave takes 1 for each F and I and a tenth for each of the 14 ways between ranks, and then its last W."""
+    problem = linear(8, 24, {"F": "1", "I": "1", "W": "0.7", "send": "0.1"}, cap)
+    model = model_of(problem)
+    rows = waves(model)
+    assert rows is not None
+    judgement = judge(problem, model.orders(rows))
+    trip = Fraction(2 * 8) + Fraction(14, 10)
+    assert judgement.makespan >= trip + 1
+    if cap == 1:
+        assert judgement.makespan == 24 * (trip + Fraction(7, 10))
+    assert waves(model_of(linear(8, 24, EQUAL, 0.5))) is None
+
+
+def test_tight_caps_on_long_pipelines_are_met_by_waves() -> None:
+    """Steps of 2.2, of which a round trip takes 65: the next one starts then (cap 32, p = 64)."""
+    problem = linear(64, 256, {"F": "1", "I": "1", "W": "0.7", "send": "0.1"}, 32)
+    found = solve(problem, budget=Budget(work=2), goal=lower(problem) * Fraction(106, 100))
+    assert found.gap <= Fraction(6, 100)
 
 
 def test_the_judge_refuses_what_is_no_answer() -> None:

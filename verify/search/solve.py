@@ -24,6 +24,7 @@ from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.shorter import good_manners, short_model
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
+from verify.search.waves import waves
 
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
@@ -254,17 +255,28 @@ def _tune_short(search: _Search, share: float) -> None:
                 best, search.manner = search.value, manner
 
 
+def _ride_waves(search: _Search) -> None:
+    rows = waves(search.model, search.stop)
+    search.work += (EACH + len(search.model)) / SCHEDULED
+    if rows is not None:
+        search.take(rows, "waves")
+
+
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_FOR_Z3
     # z3 is soon done with few operations, where habits would be tried in vain.
     share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
-    if len(search.model) > LARGE:
+    if len(search.model) > LARGE and not search.done and search.left > 0.01:
         _tune_short(search, search.budget.work / 12)
+        if not search.done:
+            _ride_waves(search)
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))
+        if not before and not search.done and len(search.model) <= LARGE:
+            _ride_waves(search)
         # Not before z3 had a first look, where it may have one.
         if not search.done and steady is None and search.left > 0.01 and (before or not reasons):
             steady, used = steady_states(search.model, search.stop)
