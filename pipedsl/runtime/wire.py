@@ -85,6 +85,11 @@ class TorchWire:
         eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
         self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend
         self.in_order = backend != "gloo"
+        # A communicator of NCCL's runs one message at a time: with one for each direction, a receive that is posted
+        # early holds up no send. What is safe on one communicator is safe on two, which wait for less.
+        ranks = dist.get_process_group_ranks(chosen)
+        self._by_direction = backend == "nccl" and not eager and ranks == sorted(ranks)
+        self._groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
         with_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.hosts_store = dist.get_rank() == 0 and not with_agent
         self.store_host = "torchrun's agent" if with_agent else "the process of global rank 0"
@@ -104,10 +109,20 @@ class TorchWire:
         return PatientStore(store, self._helpers[for_thread])
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self._group.send([_real(tensor)], peer, tag)  # what dist.isend ends in, without its 4 µs
+        group = self._group if not self._by_direction else self._towards(self.rank < peer)
+        return group.send([_real(tensor)], peer, tag)  # what dist.isend ends in, without its 4 µs
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return self._group.recv([_real(tensor)], peer, tag)
+        group = self._group if not self._by_direction else self._towards(peer < self.rank)
+        return group.recv([_real(tensor)], peer, tag)
+
+    def _towards(self, higher: bool) -> dist.ProcessGroup:
+        """The group of messages to higher ranks, or to lower ones. All ranks make them with their first message."""
+        if self._groups is None:
+            ranks = dist.get_process_group_ranks(self._group)
+            made = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
+            self._groups = made[0], made[1]
+        return self._groups[higher]
 
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group)
@@ -118,7 +133,8 @@ class TorchWire:
     def wake(self, peer: int) -> None:
         with contextlib.suppress(RuntimeError):
             if self.in_order:
-                self._group._get_backend(self._device).abort()
+                for group in (self._group, *(self._groups or ())):
+                    group._get_backend(self._device).abort()
                 return
             # gloo's abort() leaves a blocked wait alone. A receive that times out closes the pair, which ends it.
             work = dist.irecv(torch.zeros(1), group=self._group, group_src=peer, tag=_WAKE_TAG)
