@@ -7,6 +7,7 @@ import inspect
 import re
 from pathlib import Path
 
+from pipedsl.emit import RUNTIME_MODULES
 from pipedsl.runtime.executor import Executor
 from pipedsl.runtime.timeline import Timeline
 
@@ -47,6 +48,12 @@ def test_they_call_what_there_is() -> None:
             assert keywords <= inspect.signature(function).parameters.keys(), (wanted, keywords)
     public = {name for name, _ in inspect.getmembers(Executor, inspect.isfunction) if not name.startswith("_")}
     assert called == public | {"Pipeline", "chrome_trace", "profile"}
+
+
+def test_its_table_has_every_module() -> None:
+    table = TEXT[TEXT.index("## Where to look") :]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(RUNTIME_MODULES)
 
 
 def test_the_files_it_names_are_there() -> None:
