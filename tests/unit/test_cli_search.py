@@ -170,6 +170,33 @@ def test_ctrl_c_ends_it_with_the_best_so_far(folder: Path) -> None:
     assert (folder / "best.sched").read_text().startswith("# Found by")
 
 
+def test_ctrl_c_reaches_the_search_while_z3_reasons() -> None:
+    """z3 takes the signal for itself and only ends its check."""
+    pytest.importorskip("z3")
+    code = """
+import os, signal, threading, z3
+from verify.search import make_problem, model_of, uniform_costs
+from verify.search.exact import decide
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+check = z3.Solver.check
+
+def checked(solver):
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return check(solver)
+
+z3.Solver.check = checked
+costs = uniform_costs(8, 1, 1, 1)
+model = model_of(make_problem(placement=range(8), microbatches=32, costs=costs, cap=5))
+try:
+    print(decide(model, 124, work=1000))
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "stopped\n", done.stderr
+
+
 def test_an_answer_for_every_m_is_proved(folder: Path) -> None:
     text = run(*ASKED, "--for-all", "m", "-o", "every.sched").output
     document = json.loads(run(*ASKED, "--for-all", "m", "--format", "json").output)

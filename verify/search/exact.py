@@ -18,6 +18,8 @@ from verify.search.windows import narrow
 UNITS = 5_000_000
 UNITS_WITH_SUMS = 8_000_000
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
+FAR = 1 << 60
+EARLY = 0.1  # seconds by which z3 may end before its time is up
 OFTEN = 3  # starting anew every so many conflicts: up to twice as fast as more and more seldom
 
 
@@ -78,13 +80,19 @@ def decide(
     used = 0
     clauses: list[str] = []
     while True:
+        most = max(1, int(work * unit) - used) if work else FAR
         if work:
-            solver.set("rlimit", max(1, int(work * unit) - used))
+            solver.set("rlimit", most)
         if seconds:
             solver.set("timeout", max(1, int((stop - monotonic()) * 1000)))
+        before = _count(solver)
         answer = solver.check()
-        statistics = solver.statistics()
-        used = int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else used  # noqa: SIM118
+        after = _count(solver)
+        used = used if after is None else after
+        work_left = before is not None and after is not None and after - before < most
+        cancelled = answer == z3.unknown and solver.reason_unknown() == "canceled"
+        if cancelled and work_left and monotonic() < stop - EARLY:
+            raise KeyboardInterrupt  # which z3 takes for itself
         if answer == z3.unsat:
             return Decision(Answer.REFUTED, None, used / unit, clauses=tuple(clauses))
         if answer != z3.sat or monotonic() > stop or (work and used >= work * unit):
@@ -101,6 +109,12 @@ def decide(
         for clause in broken:
             solver.add(z3.Or([_truth(z3, context, literal) for literal in clause] or [z3.BoolVal(False, context)]))
             clauses.append(f"(assert (or false {' '.join(str(literal) for literal in clause)}))")
+
+
+def _count(solver: Any) -> int | None:
+    """What z3 counts as work, so far; None where it does not say."""
+    statistics = solver.statistics()
+    return int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else None  # noqa: SIM118
 
 
 def _truth(z3: Any, context: Any, literal: Literal) -> Any:
