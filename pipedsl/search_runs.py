@@ -25,6 +25,9 @@ GRACE = 30.0
 FOR_MEMORY = 1 / 30
 """The part of a budget that is for less memory at the same value."""
 
+MEMORY_WORK = 0.25
+"""As much at least, but for a quarter of a small budget."""
+
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 
 
@@ -153,7 +156,8 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         if progress is not None:
             progress(News(step.by, step.value, step.bound, monotonic() - started, job.label))
 
-    first, rest = job.budget.part(1 - FOR_MEMORY), job.budget.part(FOR_MEMORY)
+    share = max(FOR_MEMORY, min(0.25, MEMORY_WORK / job.budget.work)) if job.budget.work else FOR_MEMORY
+    first, rest = job.budget.part(1 - share), job.budget.part(share)
     try:
         solution = solve(
             job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known

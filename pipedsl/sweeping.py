@@ -21,9 +21,12 @@ from pipedsl.search_runs import Effort, Job, News, Outcome, better_bound, effort
 from pipedsl.searching import best_of
 from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.syntax import Schedule
+from verify.search.bounds import lower_bound
 from verify.search.engines import Engine
 from verify.search.judge import Invalid, judge
-from verify.search.solve import NothingFound
+from verify.search.model import model_of
+from verify.search.problem import Infeasible
+from verify.search.solve import NothingFound, Proof, Solution
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -173,17 +176,29 @@ class _Curve:
 
     def _share_order(self, k: int) -> None:
         ours, theirs = self.found[k].solution, self.found[k - 1].solution
-        if theirs is None or (ours is not None and ours.value <= theirs.value):
+        if theirs is None or (ours is not None and self._rank(ours) <= self._rank(theirs)):
             return
         problem = self.tasks[k].problem
         try:
             judgement = judge(problem, theirs.orders)
-        except Invalid:
+            bound = lower_bound(model_of(problem)) if ours is None else None
+        except (Invalid, Infeasible):
             return
         moved = replace(theirs, problem=problem, judgement=judgement, bound=Fraction(0), proof=None, work=0.0)
+        if bound is not None:
+            low = bound.value * problem.time_unit
+            proof = Proof.BOUND if moved.value <= low else None
+            moved = replace(moved, bound=low, proof=proof, argument=bound.argument)
         if ours is not None:
             moved = replace(better_bound(moved, ours), work=ours.work)
-        self.found[k] = replace(self.found[k], solution=moved, least=False)
+        # As good an order of the smaller cap that holds the least there does so here.
+        least = self.found[k - 1].least and (ours is None or ours.value == theirs.value) and moved.proof is not None
+        self.found[k] = replace(self.found[k], solution=moved, least=least)
+
+    @staticmethod
+    def _rank(solution: Solution) -> tuple[Fraction, Fraction]:
+        """Less is better: the value, then what is held at most."""
+        return solution.value, max(solution.judgement.memory, default=Fraction(0))
 
 
 def _same_but_for_caps(one: Task, other: Task) -> bool:

@@ -22,6 +22,7 @@ from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
 from pipedsl.syntax import Schedule
 from verify import Verdict
+from verify.search.problem import Problem
 from verify.search.solve import Solution
 
 WORK = 5.0
@@ -286,6 +287,30 @@ def test_a_sweep_is_a_search_for_each_value() -> None:
         assert point.result is not None
         assert (point.result.value, point.result.optimal) == (alone.value, alone.optimal)
         assert point.result.verdict is Verdict.VERIFIED
+
+
+def test_a_larger_cap_that_does_not_help_is_not_used() -> None:
+    points = sweep(load("zero_bubble"), {"p": 4, "m": 8}, "cap", range(3, 8), budget=WORK)
+    answers = [point.result for point in points if point.result]
+    assert [answer.value for answer in answers] == [31, 27, 27, 27, 27]
+    peaks = [answer.report.metrics.peak_activations for answer in answers if answer.report.metrics]
+    assert [max(peak) for peak in peaks] == [3, 4, 4, 4, 4]
+
+
+def test_a_sweep_that_is_cut_short_has_what_the_first_searches_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = search_runs.solve
+
+    def once(problem: Problem, **options: object) -> Solution:
+        if problem.cap[0] == 2:
+            return real(problem, **options)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_runs, "solve", once)
+    points = sweep(load("zero_bubble"), {"p": 4, "m": 8}, "cap", range(2, 5), budget=WORK)
+    for point in points:
+        assert point.result is not None
+        assert point.result.value == 41
+        assert 0 < point.result.bound <= {2: 41, 3: 31, 4: 27}[int(point.value)]
 
 
 def test_a_sweep_of_another_parameter_and_of_the_cap_option() -> None:
