@@ -416,7 +416,7 @@ def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
             yield f"(assert (<= (- {name(op)} {since}) {_number(limit - time(op))}))"
     if not problem.makespan:
         yield "; What comes first on its rank in every order, and needs only such, starts as early as it can."
-        for chain in filter(None, (_forced(problem, rank) for rank in range(len(problem.strands)))):
+        for chain in filter(None, (forced(problem, rank) for rank in range(len(problem.strands)))):
             starts = sum(time(x) + fine * hop(problem, x, y, "") for x, y in pairwise(chain))
             yield f"(assert (= (- {name(chain[-1])} begin) {starts}))"
     yield "; What each needs, and the order within strands."
@@ -471,7 +471,7 @@ def _number(value: int) -> str:
     return str(value) if value >= 0 else f"(- {-value})"
 
 
-def _forced(problem: Problem, rank: int) -> list[Op]:
+def forced(problem: Problem, rank: int) -> list[Op]:
     """The operations up to a rank's first of which all come first in every order; none where that is open."""
     for strand in problem.strands[rank]:
         chain = strand[:1] if strand and strand[0][0] == "F" else []
