@@ -115,7 +115,8 @@ def _speed(options: argparse.Namespace) -> list[Wanted]:
         wall = {name: [max(pair) for pair in _side_by_side(ranks, "wall", name)] for name in names}
         cpu = {name: median([sum(pair) for pair in _side_by_side(ranks, "cpu", name)]) for name in names}
         alone = wall.pop("alone")
-        print(f"  m = {m}: one process {1e3 * median(alone):.0f} ms (fastest {1e3 * min(alone):.0f})")
+        times = f"{1e3 * median(alone):.0f} ms (fastest {1e3 * min(alone):.0f}), {cpu['alone']:.2f} s of CPU time"
+        print(f"  m = {m}: one process {times}")
         print(f"  {'':<28}{'tokens/s':>10}{'step':>10}{'fastest':>10}{'of limit':>10}{'CPU':>10}")
         share = {}
         for name, seconds in wall.items():

@@ -28,20 +28,6 @@ class Machine:
         _ip("-n", self.name, "link", "set", self.device, "down")
 
 
-def why_not() -> str:
-    """Why there cannot be two machines here; empty where there can."""
-    if shutil.which("ip") is None:
-        return "there is no `ip` (iproute2), which makes network namespaces"
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    name = f"pipedsl-{uuid.uuid4().hex[:6]}"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=30, check=False)
-    if tried.returncode:
-        return f"network namespaces cannot be made here: {tried.stderr.strip()}"
-    _ip("netns", "del", name)
-    return ""
-
-
 @contextlib.contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
     """Two machines that reach each other; at the end they are gone, with all that still runs there."""
@@ -69,6 +55,19 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(process), 9)
             _ip("netns", "del", machine.name)
+
+
+def why_not() -> str:
+    """Why there cannot be two machines here; empty where there can."""
+    if shutil.which("ip") is None:
+        return "there is no `ip` (iproute2), which makes network namespaces"
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    try:
+        with two_machines():
+            return ""
+    except (RuntimeError, subprocess.SubprocessError) as error:
+        return f"network namespaces cannot be made here: {error}"
 
 
 def _ip(*arguments: str) -> None:
