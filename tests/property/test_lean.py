@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,17 @@ from brute import optimum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.search import Budget, Infeasible, NothingFound, Objective, Problem, make_problem, solve, uniform_costs
+from verify.search import (
+    Budget,
+    Infeasible,
+    NothingFound,
+    Objective,
+    Problem,
+    make_problem,
+    solve,
+    uniform_costs,
+)
+from verify.search.exact import Answer, Decision
 from verify.search.lean import leaner
 
 pytest.importorskip("z3")
@@ -88,3 +99,21 @@ def test_a_budget_of_nothing_changes_nothing() -> None:
     found = leaner(first, [Fraction(0)] * 3, Budget(0))
     assert found.solution.orders == first.orders
     assert not found.least
+
+
+def test_a_budget_that_is_used_up_asks_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No work left would be no limit to z3."""
+    asked: list[float] = []
+
+    def decide(*_: object, work: float, **__: object) -> Decision:
+        asked.append(work)
+        return Decision(Answer.UNKNOWN, None, work)
+
+    monkeypatch.setattr("verify.search.close.decider", lambda _: decide)
+    problem = make_problem(placement=range(4), microbatches=8, costs=uniform_costs(4, 1, 1, 1), cap=2)
+    for work in (0.02, 0.3, 1.0):
+        for goal in (None, Fraction(40)):
+            with suppress(NothingFound, Infeasible):
+                solve(problem, budget=Budget(work), goal=goal)
+    assert asked
+    assert min(asked) > 0

@@ -21,6 +21,7 @@ OPERATIONS = 1600  # the fewer operations, the more work for z3 beside that for 
 MOST = 8  # times as much work for z3, at most
 STRICTER = 0.25  # of the share, for orders that keep to more than is asked
 LOWER = 2  # limits below one that was not decided
+LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
 
 
 class Standing(Protocol):
@@ -100,6 +101,8 @@ def _found(standing: Standing, stricter: Model, limit: int, share: float) -> boo
 def _decide(standing: Standing, model: Model, limit: int, share: float) -> Decision:
     seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
     work = min(share, standing.left)
+    if work < LEAST:
+        return Decision(Answer.UNKNOWN, None, 0.0)
     found = decider(standing.engine)(model, limit, work=work, seconds=seconds, seed=standing.seed)
     standing.work += found.work
     return found
