@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from pipedsl.runtime.deferred import Deferral, Product, multiply, run_backward
 from pipedsl.runtime.extras import asked_for, choose
@@ -49,7 +49,7 @@ class _Kept:
     """
 
     inputs: list[torch.Tensor]
-    outputs: list[GradientEdge]
+    outputs: list[torch.Tensor | GradientEdge]
 
     def gradients(self) -> list[torch.Tensor]:
         """Of the inputs, in order."""
@@ -92,7 +92,7 @@ class Chunk:
                 leaves.append(_Enter.apply(own) if guarded else own)  # type: ignore[no-untyped-call]
             else:
                 leaves.append(leaf)
-        versions = [x._version for x in inputs]
+        versions = [x._version for x in inputs] if guarded else []
         try:
             output = self._call(microbatch, unflatten(arrived.structure, leaves), extras)
         except RuntimeError as error:
@@ -135,7 +135,9 @@ class Chunk:
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note where the backward starts."""
-        self._kept[microbatch].outputs = [get_gradient_edge(y) for y in outputs if y.requires_grad]
+        self._kept[microbatch].outputs = [
+            y if y.grad_fn is None else GradientEdge(y.grad_fn, y.output_nr) for y in outputs if y.requires_grad
+        ]
 
     def forget(self, microbatch: int) -> None:
         """No backward will follow."""

@@ -227,7 +227,9 @@ class Deferral:
             for place, _ in self._places:
                 place.pop("forward", None)
 
-    def backward(self, outputs: Sequence[GradientEdge], gradients: Sequence[torch.Tensor]) -> list[Product]:
+    def backward(
+        self, outputs: Sequence[torch.Tensor | GradientEdge], gradients: Sequence[torch.Tensor]
+    ) -> list[Product]:
         """I: a backward, and what it puts aside."""
         waiting: list[Product] = []
         self.waiting = waiting

@@ -32,12 +32,11 @@ class _Handed(NamedTuple):
 
     def check(self, what: str) -> None:
         """ValueError where somebody did."""
-        if _versions(self.tensors) != self.versions:
-            raise ValueError(f"{what} was written to before the stage that needs it had it; return a copy (`.clone()`)")
-
-
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [-1 if x.is_inference() else x._version for x in tensors]
+        for x, version in zip(self.tensors, self.versions, strict=True):
+            if version >= 0 and x._version != version:
+                raise ValueError(
+                    f"{what} was written to before the stage that needs it had it; return a copy (`.clone()`)"
+                )
 
 
 @dataclass(slots=True)
@@ -136,7 +135,7 @@ class Exchange:
             layout = self._new_layout(stage, microbatch, Layout.of(structure, outputs, rows), layout)
         if stage in self._stages:
             self._inputs[stage, microbatch] = Arrived(structure, tensors, layout.needs, rows)
-            self._local[stage, microbatch] = _Handed(tensors, _versions(tensors))
+            self._local[stage, microbatch] = _Handed(tensors, [-1 if x.is_inference() else x._version for x in tensors])
         else:
             self._outgoing[False, stage, microbatch] = _plain(tensors)
 
@@ -315,5 +314,8 @@ class Exchange:
 
 def _plain(tensors: Sequence[torch.Tensor]) -> _Handed:
     """The tensors as their bytes lie in memory: transports send no lazy conjugates or negatives, and no strides."""
-    plain = [x.resolve_conj().resolve_neg().contiguous() for x in tensors]
-    return _Handed(plain, _versions(plain))
+    plain = [
+        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.resolve_conj().resolve_neg().contiguous()
+        for x in tensors
+    ]
+    return _Handed(plain, [-1 if x.is_inference() else x._version for x in plain])

@@ -68,7 +68,8 @@ class Loop:
         self._device = device
         self._calls = calls
         self._given = Given([], 0, [], 0, (), 0.0, False, False)
-        self._seeds: dict[int, list[torch.Tensor]] = {}
+        self._seeds: dict[int, list[torch.Tensor]] = {}  # what the backwards begin with, by microbatch
+        self._seed: torch.Tensor | None = None  # the same for the microbatches of a step
         self._programs = {
             True: [(call, self._prepare(call)) for call in calls],
             False: [(call, self._prepare(call)) for call in forward_only(calls)],
@@ -79,6 +80,7 @@ class Loop:
         self._given = given
         given.results = [None] * self._microbatches
         self._seeds.clear()
+        self._seed = None
         for chunk in self._chunks.values():
             chunk.begin()
         if clock:
@@ -152,7 +154,13 @@ class Loop:
         if loss.dim():
             loss = loss.reshape(())
         value = given.results[microbatch] = loss.detach().clone()  # alone: torch may keep it in memory for more
-        self._seeds[microbatch] = [torch.full_like(value, given.seed)] if loss.requires_grad else []
+        if not loss.requires_grad:
+            self._seeds[microbatch] = []
+        elif self._seed is not None and self._seed.dtype == value.dtype and self._seed.device == value.device:
+            self._seeds[microbatch] = [self._seed]
+        else:
+            self._seed = torch.full_like(value, given.seed)
+            self._seeds[microbatch] = [self._seed]
         return loss
 
     def _backward(

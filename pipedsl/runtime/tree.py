@@ -108,14 +108,12 @@ class Layout:
 
     def fits(self, structure: Structure, leaves: Sequence[torch.Tensor], rows: int) -> bool:
         """Whether this is the layout of that."""
-        return (
-            rows == self.rows
-            and structure == self.structure
-            and all(
-                x.shape == shape and x.dtype is dtype and x.requires_grad is needed
-                for x, (shape, dtype), needed in zip(leaves, self.kinds, self.needs, strict=True)
-            )
-        )
+        if rows != self.rows or structure != self.structure:
+            return False
+        for x, (shape, dtype), needed in zip(leaves, self.kinds, self.needs, strict=True):
+            if x.shape != shape or x.dtype is not dtype or x.requires_grad is not needed:
+                return False
+        return True
 
     def __str__(self) -> str:
         tensors = ", ".join(
@@ -139,4 +137,9 @@ def split(value: Any, parts: int, what: str) -> tuple[list[Any], int]:
     if rows == 0 or rows % parts:
         raise ValueError(f"{what} has {rows} rows, which m = {parts} microbatches cannot share equally")
     each = rows // parts
-    return [unflatten(structure, [leaf.narrow(0, i * each, each) for leaf in leaves]) for i in range(parts)], each
+    columns = [
+        # One call makes all views, but those of a tensor with gradient could not be written to.
+        [leaf.narrow(0, i * each, each) for i in range(parts)] if leaf.requires_grad else leaf.split(each)
+        for leaf in leaves
+    ]
+    return [unflatten(structure, row) for row in zip(*columns, strict=True)], each

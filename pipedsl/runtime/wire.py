@@ -109,12 +109,13 @@ class TorchWire:
         return PatientStore(store, self._helpers[for_thread])
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        group = self._group if not self._by_direction else self._towards(self.rank < peer)
-        return group.send([_real(tensor)], peer, tag)  # what dist.isend ends in, without its 4 µs
+        group = self._towards(self.rank < peer) if self._by_direction else self._group
+        # What dist.isend ends in, without its 4 µs. Backends know no complex numbers.
+        return group.send([torch.view_as_real(tensor) if tensor.is_complex() else tensor], peer, tag)
 
     def irecv(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        group = self._group if not self._by_direction else self._towards(peer < self.rank)
-        return group.recv([_real(tensor)], peer, tag)
+        group = self._towards(peer < self.rank) if self._by_direction else self._group
+        return group.recv([torch.view_as_real(tensor) if tensor.is_complex() else tensor], peer, tag)
 
     def _towards(self, higher: bool) -> dist.ProcessGroup:
         """The group of messages to higher ranks, or to lower ones. All ranks make them with their first message."""
@@ -144,11 +145,6 @@ class TorchWire:
     def give_up(self, message: str) -> None:
         say(message)
         os._exit(1)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as backends take it, which know no complex numbers."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def say(message: str) -> None:
