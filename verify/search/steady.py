@@ -12,6 +12,7 @@ from time import monotonic
 
 from pipedsl.program import Kind
 from verify.search.fill import fill
+from verify.search.greedy import Habit, list_schedule
 from verify.search.kernel import Pattern, layout_of, patterns, unroll
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Operation
@@ -21,7 +22,7 @@ from verify.search.tune import Tuned, tune
 TRIES = 600_000  # operations of patterns that are placed for one period
 KEPT = 200  # patterns of one period that are compared, at most
 COMPARED = 600_000  # operations that all comparisons of one period together may run, about
-FILLED = 10  # patterns that are compared with their idle time filled
+FILLED = 4  # patterns of one period that are compared with their idle time filled
 FILLING = 20  # what filling costs, beside running the same operations
 LONGER = 5  # periods above the load of a rank that are tried
 
@@ -47,9 +48,11 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
     models = [model_of(one) for one in problems if one is not None]
     size = sum(map(len, models))
     kept = max(6, min(KEPT, COMPARED // size))
-    found: list[Steady] = []
     used = 0
+    chosen: list[Steady] = []
+    filled = max(2, min(FILLED, 5 * COMPARED // (FILLING * size)))
     for period in range(shortest, shortest + LONGER):
+        found = []
         for pattern in islice(patterns(model, layout, period, TRIES), kept):
             if monotonic() > stop:
                 break
@@ -57,9 +60,9 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
             estimate = _estimate(models, pattern, problem.microbatches, unroll)
             if estimate is not None:
                 found.append(Steady(pattern, estimate))
-    found.sort(key=_order)
+        chosen += sorted(found, key=_order)[:filled]
     best = []
-    for steady in found[: max(3, min(FILLED, 2 * COMPARED // (FILLING * size)))]:
+    for steady in sorted(chosen, key=_order):
         if monotonic() > stop:
             break
         used += FILLING * size
@@ -74,7 +77,15 @@ def _order(steady: Steady) -> tuple[float, int, int]:
 
 
 def _filled(model: Model, pattern: Pattern) -> list[list[int]]:
-    return fill(model, unroll(model, pattern))
+    """With idle time filled, or W where there is time, whichever is better."""
+    rows = fill(model, unroll(model, pattern))
+    sketch = _sketch(model, rows)
+    placed = list_schedule(sketch, (Habit(),) * model.problem.ranks)
+    if placed is None:
+        return rows
+    placed = _translated(model, sketch, placed)
+    one, other = run(model, rows), run(model, placed)
+    return placed if one is not None and other is not None and other.value < one.value else rows
 
 
 def place_weights(
@@ -89,14 +100,23 @@ def place_weights(
     """The pattern's order of F and I, with W placed by habits. Answers how many schedules were tried."""
     rows = fill(model, unroll(model, steady.pattern))
     notice(rows)
-    sketch = model_of(replace(model.problem, strands=tuple(_merged(model, order) for order in rows)))
-    number = {operation: row for row, operation in enumerate(model.operations)}
+    sketch = _sketch(model, rows)
 
     def translate(found: Tuned) -> None:
-        notice([[number[sketch.operations[row]] for row in order] for order in found.rows])
+        notice(_translated(model, sketch, found.rows))
 
     found = tune(sketch, goal, tries, seed, stop, None, translate)
     return tries if found is None else found.tried
+
+
+def _sketch(model: Model, rows: list[list[int]]) -> Model:
+    """The problem with the order of F and I fixed, and W open."""
+    return model_of(replace(model.problem, strands=tuple(_merged(model, order) for order in rows)))
+
+
+def _translated(model: Model, sketch: Model, rows: list[list[int]]) -> list[list[int]]:
+    number = {operation: row for row, operation in enumerate(model.operations)}
+    return [[number[sketch.operations[row]] for row in order] for order in rows]
 
 
 def _merged(model: Model, order: list[int]) -> tuple[tuple[Operation, ...], ...]:
