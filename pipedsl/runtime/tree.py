@@ -139,7 +139,7 @@ def split(value: Any, parts: int, what: str) -> tuple[list[Any], int]:
     each = rows // parts
     columns = [
         # One call makes all views, but those of a tensor with gradient could not be written to.
-        [leaf.narrow(0, i * each, each) for i in range(parts)] if leaf.requires_grad else leaf.split(each)
+        [leaf.narrow(0, i * each, each) for i in range(parts)] if leaf.requires_grad else leaf.chunk(parts)
         for leaf in leaves
     ]
     return [unflatten(structure, row) for row in zip(*columns, strict=True)], each
