@@ -9,7 +9,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 # In place of this folder, whose verify.py has the verifier's name.
@@ -285,6 +287,79 @@ def speed(task: dict[str, Any], rank: int) -> Any:
     return {"wall": wall, "cpu": cpu}
 
 
+class Taken:
+    """The main thread's CPU time of computations, by kind, stage and microbatch, in the order of running."""
+
+    def __init__(self) -> None:
+        self.now: dict[tuple[str, int, int], float] = {}
+
+    def around(self, kind: Callable[..., str], method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of PyTorch's stages, with its time noted."""
+
+        def timed(stage: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            result = method(stage, chunk, *args, **kwargs)
+            self.now[kind(**kwargs), stage.stage_index, chunk] = time.thread_time() - began
+            return result
+
+        return timed
+
+
+def replay(task: dict[str, Any], rank: int) -> Any:
+    """What the computations of a step take by themselves, and what the main thread needs besides."""
+    m, folder = task["m"], Path(sys.argv[2])
+    torch.manual_seed(0)
+    blocks: list[nn.Module] = [Block(WIDTH, HEADS) for _ in range(LAYERS)]
+    whole = nn.Sequential(*copy.deepcopy(blocks))
+    batch, targets = torch.randn(m, SEQUENCE, WIDTH), torch.randn(m, SEQUENCE, WIDTH)
+    taken = Taken()
+    kind_of: dict[str, Callable[..., str]] = {
+        "forward_one_chunk": lambda **_: "F",
+        "backward_one_chunk": lambda full_backward=True, **_: "B" if full_backward else "I",
+        "backward_weight_one_chunk": lambda **_: "W",
+    }
+    for method, kind in kind_of.items():
+        setattr(pipelining.PipelineStage, method, taken.around(kind, getattr(pipelining.PipelineStage, method)))
+
+    def run_ours(pipe: Any) -> dict[tuple[str, int, int], float]:
+        pipe.step(batch, targets)
+        return {(call.kind, call.stage, call.microbatch): end - begin for call, begin, end in pipe._marks}
+
+    def run_theirs(step: Step) -> dict[tuple[str, int, int], float]:
+        taken.now = {}
+        step(batch, targets)
+        return taken.now
+
+    runs: dict[str, Callable[[], dict[tuple[str, int, int], float]]] = {}
+    for name, (text, _) in task["ours"].items():
+        step: Any = our_step(folder, name, text, blocks, trace=True)
+        step.__self__._clock.now = time.thread_time
+        runs[f"ours {name}"] = partial(run_ours, step.__self__)
+    runs |= {f"torch {name}": partial(run_theirs, torch_step(name, blocks, m)) for name in TORCH}
+    seen: dict[str, list[dict[tuple[str, int, int], float]]] = {name: [] for name in runs}
+    besides: dict[str, list[float]] = {name: [] for name in runs}
+    alone = []
+    for turn in range(task["rounds"] + 1):
+        began = time.thread_time()
+        for x, y in zip(batch.chunk(m), targets.chunk(m), strict=True):
+            (functional.mse_loss(whole(x), y) / m).backward()
+        alone.append(time.thread_time() - began)
+        for name, run in runs.items():
+            dist.barrier()
+            began = time.thread_time()
+            each = run()
+            if turn:
+                seen[name].append(each)
+                besides[name].append(time.thread_time() - began - sum(each.values()))
+    return {
+        "alone": median(alone[1:]),
+        "ops": {
+            name: [[*key, median(each[key] for each in rounds)] for key in rounds[0]] for name, rounds in seen.items()
+        },
+        "besides": {name: median(each) for name, each in besides.items()},
+    }
+
+
 def trace(task: dict[str, Any], rank: int) -> Any:
     """CPU seconds per step, with and without."""
     m, folder = task["m"], Path(sys.argv[2])
@@ -316,6 +391,7 @@ def main() -> None:
         "split": split,
         "host": host,
         "speed": speed,
+        "replay": replay,
         "trace": trace,
     }
     found = work[part](task, dist.get_rank())
