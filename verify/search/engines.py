@@ -10,6 +10,8 @@ from verify.search.exact import Decision
 
 Engine = Literal["z3", "cpsat"]
 NAMES: tuple[Engine, ...] = ("z3", "cpsat")
+# Above, it has not been seen to decide anything in a minute.
+MOST_OPERATIONS: dict[Engine, int] = {"z3": 900, "cpsat": 2500}
 
 
 def decider(engine: Engine) -> Callable[..., Decision]:

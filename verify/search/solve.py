@@ -16,7 +16,7 @@ from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
 from verify.search.close import close
-from verify.search.engines import Engine
+from verify.search.engines import MOST_OPERATIONS, Engine
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
@@ -28,7 +28,6 @@ from verify.search.waves import waves
 
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
-MOST_FOR_Z3 = 900  # operations; above, z3 has not been seen to decide anything in a minute
 LARGE = 12_000  # operations; above, habits are first tried on fewer microbatches
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
@@ -264,7 +263,7 @@ def _ride_waves(search: _Search) -> None:
 
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
-    reasons = len(search.model) <= MOST_FOR_Z3
+    reasons = len(search.model) <= MOST_OPERATIONS[search.engine]
     # z3 is soon done with few operations, where habits would be tried in vain.
     share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
