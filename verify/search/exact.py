@@ -17,6 +17,7 @@ from verify.search.windows import narrow
 # z3's own units of work that take about a second, by what it reasons with.
 UNITS = 5_000_000
 UNITS_WITH_SUMS = 8_000_000
+MANY = 400  # operations, above which a unit takes longer in proportion: the formula outgrows the caches
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 FAR = 1 << 60
 EARLY = 0.1  # seconds by which z3 may end before its time is up
@@ -75,6 +76,7 @@ def decide(
         unit = UNITS
         solver.set("smt.arith.solver", DIFFERENCES)
         solver.set("smt.relevancy", 0)
+    unit = unit * MANY // max(MANY, len(model))
     stop = monotonic() + seconds if seconds else float("inf")
     solver.from_string(formula.assertions())
     used = 0
