@@ -33,6 +33,7 @@ from verify.search import (  # noqa: E402
     Budget,
     Objective,
     Problem,
+    Solution,
     make_problem,
     smallest_cap_without_bubble,
     solve,
@@ -159,7 +160,7 @@ def uneven(cases: dict) -> Iterator[Row]:
     costs = Costs(
         tuple(speed), tuple(2 * v for v in speed), tuple(speed), tuple(speed), (Fraction(1, 10),) * len(speed)
     )
-    for cap in range(4, 17, 2):
+    for cap in range(4, 17):
         problem = make_problem(placement=range(8), microbatches=32, costs=costs, cap=cap)
         yield Row(f"p=8 m=32 per-stage costs cap {cap}", problem, most=Fraction(2, 100))
 
@@ -214,6 +215,24 @@ def smallest_cap(work: float) -> bool:
     return fine
 
 
+def curve(work: float) -> bool:
+    """Two chunks in a V from the memory of V-Min to that of ZB-V and beyond: never slower with more of it."""
+    fine = True
+    for p, m in ((4, 12), (8, 24)):
+        known: Solution | None = None
+        for half in range(p, 2 * p + 3):
+            problem = vee(p, m, EQUAL, Fraction(half, 2), "makespan")
+            found = solve(problem, budget=Budget(work / 10), start=None if known is None else known.orders)
+            right = known is None or found.value <= known.value
+            fine, known = fine and right, found
+            marks = "" if right else "  worse"
+            print(
+                f"V p={p} m={m} cap {half / 2:g}: {float(found.value):g} (bound {float(found.bound):g}){marks}",
+                flush=True,
+            )
+    return fine
+
+
 def show(row: Row, work: float, clock: bool) -> bool:
     begin = time.process_time()
     found = solve(row.problem, budget=Budget(min(work, row.seconds), row.seconds if clock else None))
@@ -234,9 +253,12 @@ def show(row: Row, work: float, clock: bool) -> bool:
     return not marks
 
 
+WHOLE: dict[str, Callable[[float], bool]] = {"smallest_cap": smallest_cap, "curve": curve}
+
+
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--parts", default=",".join((*PARTS, "smallest_cap")))
+    options.add_argument("--parts", default=",".join((*PARTS, *WHOLE)))
     options.add_argument("--cases", type=Path, default=CASES / "search.json")
     options.add_argument("--work", type=float, default=100, help="about seconds for each row")
     options.add_argument("--clock", action="store_true", help="end rows by the clock as well")
@@ -246,8 +268,8 @@ def main() -> int:
     cases = json.loads(given.cases.read_text())
     fine = True
     for part in given.parts.split(","):
-        if part == "smallest_cap":
-            fine &= smallest_cap(given.work)
+        if part in WHOLE:
+            fine &= WHOLE[part](given.work)
             continue
         print(f"\n{part:66}{'found':>11}{'bound':>11} {'proof':11}{'others':>9}{'gap':>8}{'s':>7}")
         for row in PARTS[part](cases):
