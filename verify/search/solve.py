@@ -29,6 +29,7 @@ from verify.search.waves import waves
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
 LARGE = 12_000  # operations; above, habits are first tried on fewer microbatches
+SHORT = 6  # work that goes into them at most
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 KERNELS = 6  # steady states that are unrolled
@@ -240,7 +241,8 @@ def _tune_short(search: _Search, share: float) -> None:
         return
     cost = (EACH + len(short)) / SCHEDULED
     low = lower_bound(short).value
-    manners, tried = good_manners(short, low, max(1, int(share / cost)), search.next_seed, search.stop)
+    stop = search.stop if search.stop == float("inf") else (monotonic() + search.stop) / 2
+    manners, tried = good_manners(short, low, max(1, int(share / cost)), search.next_seed, stop)
     search.work += cost * tried
     best = search.value
     for manner in manners:
@@ -268,9 +270,9 @@ def _rounds(search: _Search) -> None:
     share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
     steady: list[Steady] | None = None
     if len(search.model) > LARGE and not search.done and search.left > 0.01:
-        _tune_short(search, search.budget.work / 12)
+        _ride_waves(search)
         if not search.done:
-            _ride_waves(search)
+            _tune_short(search, min(SHORT, search.budget.work / 12))
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))
