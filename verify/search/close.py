@@ -19,7 +19,8 @@ from verify.search.problem import Infeasible, Problem
 
 OPERATIONS = 1600  # the fewer operations, the more work for z3 beside that for heuristics: this many an equal share
 MOST = 8  # times as much work for z3, at most
-STRICTER = 0.25  # of the share, for orders that keep to more than is asked
+FEW = 400  # operations, up to which most limits are decided with a part of what is left
+PART = 4
 LOWER = 2  # limits below one that was not decided
 LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
 
@@ -55,6 +56,8 @@ def close(standing: Standing, share: float) -> None:
     Raises `Infeasible` where no order keeps to the caps.
     """
     share *= max(1.0, min(MOST, OPERATIONS / max(1, len(standing.model))))
+    if len(standing.model) <= FEW:
+        share = max(share, standing.left / PART)
     if standing.goal is not None:
         _ask(standing, standing.goal, share)
         return
@@ -67,10 +70,9 @@ def close(standing: Standing, share: float) -> None:
     step, refuted, undecided = 1, False, 0
     while not standing.done and standing.rows is not None and standing.left > 0.01:
         target = max(standing.low, standing.value - step)
-        if stricter is not None and _found(standing, stricter, target, share * STRICTER):
-            answer = Answer.FOUND
-        else:
-            answer = _ask(standing, target, share)
+        if stricter is not None and not _found(standing, stricter, target, share):
+            stricter = None  # nor is there any farther below
+        answer = Answer.FOUND if stricter is not None else _ask(standing, target, share)
         if answer is Answer.REFUTED:
             if undecided:
                 return
@@ -79,6 +81,7 @@ def close(standing: Standing, share: float) -> None:
             step = max(1, (standing.value - standing.low) // 2) if refuted else 2 * step
         else:
             undecided += 1
+            share /= 2
             if target == standing.low or undecided > LOWER:
                 return
             step = standing.value - (standing.low + target) // 2
