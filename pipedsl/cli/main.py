@@ -19,7 +19,7 @@ from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
 
-COMMANDS = ("verify", "show", "compile", "expand", "search", "fmt", "list", "explain")
+COMMANDS = ("verify", "show", "compile", "expand", "search", "fmt", "list", "explain", "post-mortem")
 
 
 class Commands(click.Group):
@@ -31,7 +31,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"pipedsl.cli.{cmd_name}").command
+        command: click.Command = import_module(f"pipedsl.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

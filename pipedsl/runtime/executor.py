@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
+from pipedsl.runtime.post_mortem import post_mortem_folder
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
@@ -42,6 +44,8 @@ class Executor:
 
     `process_group`: the default one unless given. `device`: that of the modules unless given. `timeout`: seconds
     without progress after which every rank raises. `trace`: keep the times of a step for `timeline()`.
+    `post_mortem`: the folder where every rank leaves a state file when a step fails; unless given that which
+    PIPEDSL_POST_MORTEM names, or none.
 
     Every rank must make its pipelines in the same order. PipelineError, on every rank, where the group, its transport
     or the modules of any rank are not what the schedule was compiled for.
@@ -59,6 +63,7 @@ class Executor:
         device: torch.device | str | int | None = None,
         timeout: float = 300.0,
         trace: bool = False,
+        post_mortem: str | os.PathLike[str] | None = None,
     ) -> None:
         chunks, problem = _modules(modules)
         group = process_group if process_group is None or isinstance(process_group, dist.ProcessGroup) else None
@@ -96,7 +101,7 @@ class Executor:
             stage: make_chunk(module, plan.microbatches, split_backwards(calls, stage))
             for stage, module in zip(stages, chunks, strict=True)
         }
-        self._watch = Watch(plan, wire, name, timeout)
+        self._watch = Watch(plan, wire, name, timeout, post_mortem_folder(post_mortem))
         close_with(self, self._watch)
         self._exchange = Exchange(plan, wire, name, self._device, self._watch)
         self._loop = Loop(plan, calls, stage_chunks, loss_fn, self._exchange, self._watch, self._device)

@@ -23,10 +23,14 @@ _PATIENCE = 1.0  # seconds that finding the words may take
 
 
 class LastWords:
-    """SIGTERM's handler while a step runs, if nobody else has one: says what `compose` gives, ends as without it."""
+    """SIGTERM's handler while a step runs, if nobody else has one: says what `compose` gives, ends as without it.
 
-    def __init__(self, compose: Callable[[], str]) -> None:
+    `leave` is called once that is said; it must not take long.
+    """
+
+    def __init__(self, compose: Callable[[], str], leave: Callable[[], None]) -> None:
         self._compose = compose
+        self._leave = leave
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._installed = False
@@ -82,6 +86,8 @@ class LastWords:
         finder.join(_PATIENCE)
         if found and found[0]:
             say(found[0])
+        with contextlib.suppress(Exception):
+            self._leave()
         _end_by(signal.SIGTERM)
 
 

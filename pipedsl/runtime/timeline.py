@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from statistics import median
 import torch
 
 from pipedsl.runtime.clock import Event
+from pipedsl.runtime.files import write_whole
 from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
 from pipedsl.runtime.wire import Store, Wire
 
@@ -61,6 +63,14 @@ class Timeline:
             if by_stage.keys() == set(stages)
         }
         return json.dumps({"format": "pipedsl-profile", "version": 1, "about": "as measured", "costs": costs}, indent=2)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write `chrome_trace()` to a file, whole or not at all. OSError, which names the file, as from a full disk."""
+        write_whole(path, self.chrome_trace())
+
+    def save_profile(self, path: str | os.PathLike[str]) -> None:
+        """Write `profile()` to a file, as `save_trace`."""
+        write_whole(path, self.profile())
 
 
 def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeline:

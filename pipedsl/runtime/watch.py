@@ -18,72 +18,37 @@ import torch.distributed as dist
 
 from pipedsl.runtime.last_words import LastWords
 from pipedsl.runtime.patience import StoreSilent
-from pipedsl.runtime.plan import COMPUTE_KINDS, PipelineError, Plan, PlannedCall
+from pipedsl.runtime.plan import PipelineError, Plan
+from pipedsl.runtime.position import Position, Report
+from pipedsl.runtime.post_mortem import PostMortem
 from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
 _GRACE = 5.0  # seconds that a rank has to come out of what blocks it
-_OUTSIDE = "outside of step()"
-
-Report = dict[str, Any]
-
-
-class Position:
-    """Where this rank stands. Before every call the main thread writes `at`, and nothing else, as calls are many.
-
-    How long it has stood there the watch's thread finds out by looking.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._noted_peer = -1
-        self._seen: tuple[PlannedCall | str, int] | None = None
-        self._since = time.monotonic()
-        self.at: PlannedCall | str = _OUTSIDE
-        self.steps = 0
-
-    def note(self, text: str, peer: int = -1) -> None:
-        self._noted_peer = peer
-        self.at = text
-
-    @property
-    def peer(self) -> int:
-        """The rank that this one exchanges something with, or -1."""
-        at = self.at
-        return self._noted_peer if isinstance(at, str) else at.peer
-
-    @property
-    def communicating(self) -> bool:
-        """True where another rank can be what holds this one up."""
-        at = self.at
-        return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
-
-    def report(self) -> Report:
-        at, steps = self.at, self.steps
-        if self._seen is None or self._seen[0] is not at or self._seen[1] != steps:
-            self._seen, self._since = (at, steps), time.monotonic()
-        where = at if isinstance(at, str) else at.describe(self._source)
-        return {"where": where, "peer": self.peer, "seconds": round(time.monotonic() - self._since, 1)}
 
 
 class Watch:
     """Finds out that a rank has failed, here or elsewhere, and brings this rank's main thread back."""
 
-    def __init__(self, plan: Plan, wire: Wire, name: str, timeout: float) -> None:
-        self.position = Position(plan.source)
+    def __init__(self, plan: Plan, wire: Wire, name: str, timeout: float, folder: str = "") -> None:
         self.failure: Report | None = None
         self._plan = plan
         self._wire = wire
         self._timeout = timeout
         self._store = wire.store(name, for_thread=True)
         self._own_store = wire.store(name)
+        self._post_mortem = PostMortem(folder, plan, wire.rank, self._own_store) if folder else None
+        self.position = self._post_mortem.position if self._post_mortem else Position(plan.source)
         self._running = threading.Event()
         self._closed = threading.Event()
         self._main_is_back = threading.Event()
         self._message = ""
         self._announced = False
-        self._last_words = LastWords(self._compose_last_words)
+        self._said = ""  # in one line, before there is a message
+        self._known: Report | None = None  # the failure, before there is a decision
+        self._answers: dict[int, Report] = {}
+        self._last_words = LastWords(self._compose_last_words, self._leave_state)
         self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
         self._thread.start()
 
@@ -113,7 +78,7 @@ class Watch:
     def end(self) -> None:
         self._last_words.remove()
         self._running.clear()
-        self.position.note(_OUTSIDE)
+        self.position.leave()
 
     def stop_if_failed(self) -> None:
         """Called by the main thread between calls: leave early where another rank has failed."""
@@ -148,6 +113,8 @@ class Watch:
             if not self._running.is_set() or self._closed.is_set():
                 return
             if time.monotonic() > deadline:
+                self._message = message
+                self._leave_state()
                 self._wire.give_up(message)
                 return
             if self.position.communicating:
@@ -183,13 +150,16 @@ class Watch:
         self._say_where(store, failure)
         self._message = self._compose(store, failure)
         self._leave(store, failure)
+        self._leave_state()
         return PipelineError(self._message)
 
     def _announce(self, failure: Report) -> None:
         """Say what is known, in one line."""
         self._announced = True
+        self._known = failure
         here = "" if failure["rank"] == self._wire.rank else f"; rank {self._wire.rank} was at {self._where()}"
-        say(f"pipeline {self._plan.title}: {self._head(failure)}{here}")
+        self._said = f"pipeline {self._plan.title}: {self._head(failure)}{here}"
+        say(self._said)
 
     def _compose_last_words(self) -> str:
         """What this rank says when SIGTERM ends it in a step."""
@@ -197,8 +167,14 @@ class Watch:
             return ""
         failure = self.failure or self._look(self._store) or self._look(self._store, "known")
         known = "" if failure is None else f"; {self._head(failure)}"
-        rank = self._wire.rank
-        return f"pipeline {self._plan.title}: rank {rank} was told to end (SIGTERM) at {self._where()}{known}"
+        rank, self._known = self._wire.rank, failure
+        self._said = f"pipeline {self._plan.title}: rank {rank} was told to end (SIGTERM) at {self._where()}{known}"
+        return self._said
+
+    def _leave_state(self) -> None:
+        """Write this rank's state file, if it is to leave one."""
+        if self._post_mortem is not None:
+            self._post_mortem.leave(self._message or self._said, self.failure or self._known, self._answers)
 
     def _where(self) -> str:
         return str(self.position.report()["where"])
@@ -272,7 +248,7 @@ class Watch:
         return f"{text}: rank {rank} stood at {where}"
 
     def _compose(self, store: Store, failure: Report) -> str:
-        states = {} if "alone" in failure else self._gather(store, failure)
+        states = self._answers = {} if "alone" in failure else self._gather(store, failure)
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
         silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipedsl.post_mortem import read_states
 from tests.support import compiled
 from tests.support.launch import Outcome, launch
 
@@ -113,11 +114,17 @@ def test_a_stopped_host_of_the_store_is_named(pipeline: Path) -> None:
         assert "(test.sched:" in outcome.output
 
 
-def test_a_rank_stuck_in_its_module_ends_too(pipeline: Path) -> None:
+def test_a_rank_stuck_in_its_module_ends_too(pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPEDSL_POST_MORTEM", str(tmp_path))
     outcomes = run(pipeline, "hang", 1)
     assert [outcome.returncode for outcome in outcomes] == [0, 1, 0]
     for outcome in outcomes:
         assert "rank 1 was at F of stage 1, microbatch 1 (test.sched:7)" in outcome.output
+    runs, problems = read_states(str(tmp_path))
+    (states,) = runs.values()
+    assert (len(states), problems) == (RANKS, [])
+    assert states[1].call == "F of stage 1, microbatch 1 (test.sched:7)"
+    assert [state.waits_for for state in states[1:]] == [None, 1]
 
 
 def test_a_wrong_number_of_processes_is_refused_everywhere(tmp_path: Path) -> None:

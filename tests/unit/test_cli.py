@@ -361,7 +361,7 @@ def test_explain_lists_all() -> None:
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help(command: str) -> None:
     assert "Usage:" in run(*command.split(), "--help").output
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
 
 
 def test_internal_errors_are_named_and_traced_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

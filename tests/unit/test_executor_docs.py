@@ -47,7 +47,7 @@ def test_they_call_what_there_is() -> None:
             keywords = {keyword.arg for keyword in node.keywords}
             assert keywords <= inspect.signature(function).parameters.keys(), (wanted, keywords)
     public = {name for name, _ in inspect.getmembers(Executor, inspect.isfunction) if not name.startswith("_")}
-    assert called == public | {"Pipeline", "chrome_trace", "profile"}
+    assert called == public | {"Pipeline", "save_trace", "save_profile"}
 
 
 def test_its_table_has_every_module() -> None:

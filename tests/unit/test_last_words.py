@@ -9,7 +9,7 @@ import sys
 PRELUDE = """
 import ctypes, os, signal, sys, time
 from pipedsl.runtime.last_words import LastWords
-words = LastWords(lambda: "these are the last words")
+words = LastWords(lambda: "these are the last words", lambda: print("left", flush=True))
 def blocked():
     "In C, which signals do not interrupt."
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -35,7 +35,11 @@ def run(body: str, *, terminate: bool = False) -> tuple[int, str, str]:
 
 
 def test_a_process_that_is_blocked_in_c_says_its_last_words() -> None:
-    assert run("words.install(); blocked()", terminate=True) == (-signal.SIGTERM, "", "these are the last words\n")
+    assert run("words.install(); blocked()", terminate=True) == (
+        -signal.SIGTERM,
+        "left\n",
+        "these are the last words\n",
+    )
 
 
 def test_so_does_one_that_runs_python() -> None:
@@ -48,9 +52,13 @@ def test_outside_of_a_step_nothing_is_said() -> None:
 
 
 def test_words_that_are_not_found_do_not_keep_the_process() -> None:
-    assert run("words._compose = lambda: time.sleep(600); words.install(); blocked()", terminate=True)[0] == (
-        -signal.SIGTERM
-    )
+    body = "words._compose = lambda: time.sleep(600); words.install(); blocked()"
+    assert run(body, terminate=True) == (-signal.SIGTERM, "left\n", "")
+
+
+def test_what_goes_wrong_after_them_does_not_keep_it_either() -> None:
+    body = "words._leave = lambda: 1 / 0; words.install(); blocked()"
+    assert run(body, terminate=True) == (-signal.SIGTERM, "", "these are the last words\n")
 
 
 def test_handlers_of_others_stay() -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipedsl.runtime import watch
+from pipedsl.runtime import position as position_module
 from pipedsl.runtime.plan import merge_backwards, read_calls, split_backwards
 
 TEXT = """F 0 0 5
@@ -43,9 +43,9 @@ def test_neighbours_become_one_backward() -> None:
 
 def test_how_long_a_rank_has_stood_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(position_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     first, second, *_ = read_calls(TEXT)
-    position = watch.Position("x.sched")
+    position = position_module.Position("x.sched")
     seen = []
     for at, step, moment in ((first, 1, 101), (first, 1, 103), (second, 1, 104), (second, 1, 105), (second, 2, 109)):
         position.at, position.steps, now[0] = at, step, float(moment)

@@ -1,0 +1,78 @@
+"""Where a rank stands; and, for a post-mortem, where it has stood lately."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
+
+_OUTSIDE = "outside of step()"
+_RECENT = 128  # calls that a rank remembers
+
+Report = dict[str, Any]
+
+
+class Position:
+    """Where this rank stands. Before every call the main thread writes `at`, and nothing else, as calls are many.
+
+    How long it has stood there the watch's thread finds out by looking.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._noted_peer = -1
+        self._seen: tuple[PlannedCall | str, int] | None = None
+        self._since = time.monotonic()
+        self.at: PlannedCall | str = _OUTSIDE
+        self.steps = 0
+
+    def note(self, text: str, peer: int = -1) -> None:
+        self._noted_peer = peer
+        self.at = text
+
+    def leave(self) -> None:
+        """The step has ended."""
+        self.note(_OUTSIDE)
+
+    @property
+    def peer(self) -> int:
+        """The rank that this one exchanges something with, or -1."""
+        at = self.at
+        return self._noted_peer if isinstance(at, str) else at.peer
+
+    @property
+    def communicating(self) -> bool:
+        """True where another rank can be what holds this one up."""
+        at = self.at
+        return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
+
+    def report(self) -> Report:
+        at, steps = self.at, self.steps
+        if self._seen is None or self._seen[0] is not at or self._seen[1] != steps:
+            self._seen, self._since = (at, steps), time.monotonic()
+        return {"where": self.text(at), "peer": self.peer, "seconds": round(time.monotonic() - self._since, 1)}
+
+    def text(self, at: PlannedCall | str) -> str:
+        return at if isinstance(at, str) else at.describe(self._source)
+
+
+class RecordedPosition(Position):
+    """A position that remembers the last calls, with the times when they began."""
+
+    def __init__(self, source: str) -> None:
+        self._recent: deque[tuple[float, PlannedCall | str]] = deque(maxlen=_RECENT)
+        super().__init__(source)
+
+    @property
+    def at(self) -> PlannedCall | str:
+        return self._recent[-1][1]
+
+    @at.setter
+    def at(self, value: PlannedCall | str) -> None:
+        self._recent.append((time.time(), value))
+
+    def recent(self) -> list[tuple[float, PlannedCall | str]]:
+        """The last calls, in order, in seconds since 1970; the last is the one that it stands at."""
+        return list(self._recent.copy())

@@ -1,0 +1,245 @@
+"""State files: what keeps them from being written changes nothing else, and what is no state file is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from pipedsl.cli.main import cli
+from pipedsl.post_mortem import ends_of_waiting
+from pipedsl.runtime.files import write_whole
+from tests.support import compiled
+from tests.support.nccl_like import Fabric, run_ranks
+from tests.support.worker import load, mlp
+
+RANKS, M = 2, 2
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Any:
+    return load(compiled.compile_to(tmp_path / "x.py", compiled.SPLIT, p=RANKS, m=M))
+
+
+def failures(pipeline: Any, **options: Any) -> list[str]:
+    """What every rank says of a step in which rank 0 raises."""
+    stages = mlp(RANKS)
+
+    def body(wire: Any) -> None:
+        pipe = pipeline.Pipeline(stages[wire.rank], functional.cross_entropy, process_group=wire, timeout=30, **options)
+        if wire.rank == 0:
+            stages[0].register_forward_hook(lambda *_: 1 // 0)
+        pipe.step(torch.randint(11, (2 * M,)), torch.randint(5, (2 * M,)))
+
+    ranks = run_ranks(Fabric(RANKS), body)
+    assert all(isinstance(rank.error, pipeline.PipelineError) for rank in ranks), ranks
+    for rank in ranks:
+        assert "rank 0 failed at F of stage 0, microbatch 0 (test.sched:4): ZeroDivisionError" in str(rank.error)
+    return [str(rank.error) for rank in ranks]
+
+
+def told(folder: Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, ["post-mortem", str(folder)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_files_of_all_ranks(pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder that is given; that of the environment counts where none is."""
+    monkeypatch.setenv("PIPEDSL_POST_MORTEM", str(tmp_path / "other"))
+    said = failures(pipeline, post_mortem=tmp_path / "here")
+    assert not (tmp_path / "other").exists()
+    left = [json.loads(path.read_text()) for path in sorted((tmp_path / "here").iterdir())]
+    assert [(each["rank"], each["error"]) for each in left] == list(enumerate(said))
+    assert left[0]["run"] == left[1]["run"]
+    assert left[0]["calls"][-1]["call"] == left[0]["at"]["call"] == "F of stage 0, microbatch 0 (test.sched:4)"
+    assert left[0]["calls"][-2]["call"].startswith("opening the channel ")
+    failures(pipeline, post_mortem="")
+    assert not (tmp_path / "other").exists()
+    failures(pipeline)
+    failures(pipeline)
+    assert len(list((tmp_path / "other").iterdir())) == 2 * RANKS, "nothing is overwritten"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    pipeline: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    failures(pipeline, post_mortem=tmp_path / "file" / "folder")
+    complaints = [line for line in capsys.readouterr().err.splitlines() if "could not leave its state" in line]
+    assert sorted(line.split("could")[0] for line in complaints) == [
+        f"pipeline split(p=2, m=2): rank {rank} " for rank in range(RANKS)
+    ]
+
+
+def test_a_folder_that_never_answers_does_not_keep_the_ranks(
+    pipeline: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(pipeline, "_MOST_TO_WRITE", 0.1)
+    monkeypatch.setattr(pipeline, "write_whole", lambda *_: answer.wait())
+    failures(pipeline, post_mortem=tmp_path / "silent")
+    answer.set()
+    assert capsys.readouterr().err.count("for a post-mortem: it takes more than 0.1 s") == RANKS
+
+
+TRACE = """
+import resource, sys
+from pipedsl.runtime.clock import Event
+from pipedsl.runtime.timeline import Timeline
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+Timeline((tuple(Event(f"F{i}@0", "F", 0, i, 0.0, 1.0) for i in range(100)),), (0.0,)).save_trace(sys.argv[1])
+"""
+
+
+def test_a_trace_on_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    path.write_text("of before")
+    ended = subprocess.run(
+        [sys.executable, "-c", TRACE, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stderr.splitlines()[-1] == f"OSError: [Errno 27] {os.strerror(27)}: '{path}'"
+    assert path.read_text() == "of before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_replaced_through_links_and_devices_stay(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    for text in ("one", "two"):
+        write_whole(tmp_path / "link", text)
+        assert (tmp_path / "target").read_text() == text
+    assert (tmp_path / "link").is_symlink()
+    write_whole(os.devnull, "gone")
+    assert not Path(os.devnull).is_file()
+    with pytest.raises(FileNotFoundError) as caught:
+        write_whole(tmp_path / "none" / "x", "")
+    assert caught.value.filename == str(tmp_path / "none" / "x")
+
+
+AT = {"call": "wait for F0@0", "since": 1e9 - 5, "waits_for": 1}
+GOOD = {
+    "format": "pipedsl-post-mortem",
+    "version": 1,
+    "run": "a",
+    "time": 1e9,
+    "schedule": "x",
+    "params": {"p": 3},
+    "rank": 0,
+    "ranks": 3,
+    "host": "h",
+    "pid": 7,
+    "step": 2,
+    "at": AT,
+    "failure": {"rank": 0},
+    "error": "first line\nsecond line",
+}
+
+
+def write(folder: Path, rank: int, waits_for: int | None, **other: Any) -> None:
+    at = {**AT, "call": f"call {rank}", "waits_for": waits_for}
+    (folder / f"a.rank{rank}.json").write_text(json.dumps({**GOOD, "rank": rank, "at": at, **other}))
+
+
+def test_ranks_that_wait_for_one_another(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    write(tmp_path, 1, 0)
+    write(tmp_path, 2, 1)
+    assert told(tmp_path) == (
+        0,
+        "x(p=3), step 2, 2001-09-09 01:46:40 UTC\n"
+        "  rank 0 (h, pid 7): at call 0, waiting for rank 1, for 5.0 s\n"
+        "  rank 1 (h, pid 7): at call 1, waiting for rank 0, for 5.0 s\n"
+        "  rank 2 (h, pid 7): at call 2, waiting for rank 1, for 5.0 s\n"
+        "  ranks 0, 1 wait for one another\n"
+        "rank 0 said:\n"
+        "  first line\n"
+        "  second line\n",
+        "",
+    )
+
+
+def test_a_rank_that_all_wait_for(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1, failure={"rank": 1})
+    write(tmp_path, 1, None, error="\x1b[31m of rank 1", failure={"rank": 1})
+    code, out, _ = told(tmp_path)
+    assert code == 0
+    assert "  rank 2: left no file (killed, stopped, or not in step())\n" in out
+    assert "  the waiting leads to rank 1, at call 1\n" in out
+    assert "rank 1 said:\n" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "\xff",
+        "[" * 100_000,
+        "9" * 5000,
+        *(json.dumps({**GOOD, key: None}) for key in GOOD if key != "failure"),
+        *(json.dumps({**GOOD, key: value}) for key in ("run", "schedule", "error", "host") for value in (3, [])),
+        *(
+            json.dumps({**GOOD, key: value})
+            for key in ("rank", "ranks", "pid", "step")
+            for value in (-1, 0.5, True, "")
+        ),
+        *(json.dumps({**GOOD, "time": value}) for value in (-1, 1e300, float("nan"), True, "")),
+        json.dumps({**GOOD, "at": {**AT, "since": "x"}}),
+        json.dumps({**GOOD, "at": {**AT, "waits_for": 3}}),
+        json.dumps({**GOOD, "failure": {"rank": 3}}),
+        json.dumps({**GOOD, "failure": {}}),
+        json.dumps({**GOOD, "params": []}),
+        json.dumps({**GOOD, "ranks": 1 << 40}),
+    ],
+)
+def test_what_is_no_state_file_is_said(text: str, tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    (tmp_path / "b.rank1.json").write_bytes(text.encode("latin-1"))
+    code, out, err = told(tmp_path)
+    assert code == 0
+    assert "call 0" in out
+    assert err.startswith("b.rank1.json: ")
+    assert err.count("\n") == 1
+
+
+def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    (tmp_path / "b.rank0.json").write_text(json.dumps(GOOD))
+    (tmp_path / "b.rank1.json").write_text(json.dumps({**GOOD, "rank": 1, "schedule": "y"}))
+    (tmp_path / "b.rank2.json").mkdir()
+    _, out, err = told(tmp_path)
+    assert out.count("step 2") == 1
+    assert err.splitlines() == [
+        "b.rank0.json: rank 0 of this run has another file",
+        "b.rank1.json: of another pipeline than the other files of its run",
+        f"b.rank2.json: not a state file: {os.strerror(21)}",
+    ]
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    assert told(tmp_path / "none") == (2, "", f"error: {tmp_path / 'none'}: {os.strerror(2)}\n")
+    assert told(tmp_path) == (2, "", f"error: {tmp_path}: no state files (NAME.rankN.json) in this folder\n")
+
+
+@given(st.dictionaries(st.integers(0, 7), st.none() | st.integers(0, 7), max_size=8))
+def test_where_waiting_leads_against_walking_far_enough(waits: dict[int, int | None]) -> None:
+    def walk(rank: int, steps: int) -> int:
+        for _ in range(steps):
+            following = waits.get(rank)
+            rank = rank if following is None else following
+        return rank
+
+    expected = {frozenset(walk(rank, steps) for steps in range(8, 17)) for rank in waits}
+    assert {frozenset(each) for each in ends_of_waiting(waits)} == expected
