@@ -19,7 +19,7 @@ from pipedsl.check import COSTS, METRICS
 from pipedsl.claims import check_claims
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
 from pipedsl.evaluate import nodes
-from pipedsl.expand import expand
+from pipedsl.expand import admits, expand
 from pipedsl.library import find
 from pipedsl.occupancy import Part, memory_used, parts_at_peaks
 from pipedsl.parser import parse, read_source
@@ -177,7 +177,10 @@ def advise(result: Result, *, thorough: bool = False, limits: Limits | None = No
     from verify.advice import few_microbatches
 
     found = advise_on(program, report.calls, report.timeline, report.metrics, thorough)
-    few = few_microbatches(program, report.metrics, _with_microbatches(result, 4 * program.ranks, limits or Limits()))
+    limits, m = limits or Limits(), 4 * program.ranks
+    if result.schedule is not None and not admits(result.schedule, {**result.params, "m": m}, limits):
+        return tuple(found)
+    few = few_microbatches(program, report.metrics, _with_microbatches(result, m, limits))
     return (*found, *([few] if few else []))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
-from pipedsl.evaluate import BUILTINS
+from pipedsl.evaluate import BUILTINS, nodes
 from pipedsl.placements import PLACEMENTS
 from pipedsl.replicas import check_replicas, replicas_of
 from pipedsl.shape import check_depth, recursive_functions, words
@@ -43,6 +43,7 @@ from pipedsl.syntax import (
     Schedule,
     Sequence,
     Shuffle,
+    Size,
     Stages,
     SubjectTo,
     Unary,
@@ -405,6 +406,9 @@ class _Checker:
                 wanted: Type = "truth" if expr.op in ("and", "or") else "number"
                 self.expect(expr.left, scope, wanted, f"each side of `{expr.op}`")
                 self.expect(expr.right, scope, wanted, f"each side of `{expr.op}`")
+                if expr.op in ("/", "//", "%") and isinstance(expr.right, Size) and _is_bare(expr.left):
+                    message = f"this divides by a size: `{expr.span.text}` is one over bytes, not bytes"
+                    self.say("PD107", message, expr.span, help="half a GiB is `0.5 GiB`, or `512 MiB`")
                 return wanted
             case Compare():
                 for operand in expr.operands:
@@ -476,3 +480,8 @@ class _Checker:
                 labels=() if function is None else (Label(function.span, "defined here"),),
             )
         )
+
+
+def _is_bare(expr: Expr) -> bool:
+    """Whether an expression is no size for certain: of numbers and names alone."""
+    return not any(isinstance(node, Size | Call) for node in nodes(expr))

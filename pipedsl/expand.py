@@ -127,6 +127,17 @@ def _require(schedule: Schedule, evaluator: Evaluator, values: Mapping[str, int]
         raise DiagnosticError(found)
 
 
+def admits(schedule: Schedule, params: Mapping[str, int], limits: Limits) -> bool:
+    """Whether the `require`s of a checked schedule let these parameters in."""
+    try:
+        values = parameter_values(schedule, params, limits)
+        functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
+        _require(schedule, Evaluator(functions, values, limits, Budget(limits)), values)
+    except DiagnosticError:
+        return False
+    return True
+
+
 def _given(expr: Expr, values: Mapping[str, int]) -> str:
     """`p = 4, m = 6`, for the parameters in an expression."""
     names = dict.fromkeys(node.id for node in nodes(expr) if isinstance(node, Name))
@@ -203,7 +214,7 @@ class _Expansion:
             kind=_join([each.kind for each in rows], np.int8),
             stage=stage,
             microbatch=_join([each.microbatch for each in rows], np.int32),
-            replica=_join([each.replica for each in rows], np.int8),
+            replica=_join([each.replica for each in rows], np.int32),
             span=_join([each.span for each in rows], np.int32),
             spans=tuple(op.span for block in blocks for op in block.ops),
             costs=costs,

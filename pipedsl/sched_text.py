@@ -59,7 +59,8 @@ def classes_of(program: Program) -> list[RankClass]:
 
 def _requirement(p: int, m: int, growth: Growth | None) -> str:
     if growth is None:
-        return f'require p == {p} and m == {m}, "this text was written for {p} ranks and {m} microbatches"'
+        sizes = f"{p} rank{'' if p == 1 else 's'} and {m} microbatch{'' if m == 1 else 'es'}"
+    return f'require p == {p} and m == {m}, "this text was written for {sizes}"'
     shortest, period = growth.shortest, growth.period
     condition = f"p == {p} and m >= {shortest}" + (f" and m % {period} == {growth.remainder}" if period > 1 else "")
     return f'require {condition}, "written for {p} ranks and m = {shortest}, {shortest + period}, ..."'
@@ -194,8 +195,13 @@ def _costs(program: Program) -> list[str]:
     both = tuple(i + w for i, w in zip(costs.backward_input, costs.backward_weight, strict=True))
     usual = {"F": ones, "I": ones, "W": ones, "B": both, "send": (Fraction(0),) * program.stages}
     values = [(name, getattr(costs, attribute)) for name, attribute in _COSTS]
-    entries = [f"    {name} = {_choice('s', each, str)}" for name, each in values if each != usual[name]]
+    entries = [f"    {name} = {_choice('s', each, _exact)}" for name, each in values if each != usual[name]]
     return ["", "cost s {", *entries, "}"] if entries else []
+
+
+def _exact(value: object) -> str:
+    """A number as `fmt` writes it."""
+    return str(value).replace("/", " / ")
 
 
 def _memory(program: Program) -> list[str]:
@@ -204,7 +210,7 @@ def _memory(program: Program) -> list[str]:
 
     def size(value: object) -> str:
         if not memory.in_bytes:
-            return str(value)
+            return _exact(value)
         whole = Fraction(str(value)) / _KIB
         return f"{whole.numerator} KiB" + (f" / {whole.denominator}" if whole.denominator > 1 else "")
 

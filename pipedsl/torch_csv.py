@@ -71,7 +71,7 @@ def read_csv(source: Source, limits: Limits = Limits()) -> Program:
         kind=operations.kind.astype(np.int8),
         stage=operations.stage,
         microbatch=operations.microbatch,
-        replica=np.zeros(len(operations.kind), np.int8),
+        replica=np.zeros(len(operations.kind), np.int32),
         span=np.arange(len(operations.kind), dtype=np.int32),
         spans=operations.spans,
         costs=Costs(one, (Fraction(2),) * stages, one, one, zero),

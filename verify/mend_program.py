@@ -82,7 +82,7 @@ def _placed(program: Program, bare: Program, calls: Calls) -> Program:
         kind=columns[0].astype(np.int8),
         stage=columns[1].astype(np.int32),
         microbatch=columns[2].astype(np.int32),
-        replica=columns[3].astype(np.int8),
+        replica=columns[3].astype(np.int32),
         span=bare.span[op],
     )
     return replace(mended, span=_spans(program, mended))

@@ -28,8 +28,9 @@ class ForAll:
 
     `checked`: the m that were verified one by one; `refused`: how many more `require` did not admit of those tried.
     `from_m`: every m from there on that `require` admits is covered by the proof by repetition, whose argument treats m
-    modulo `period`; None where there is no such proof. REJECTED: `fails_at` is the smallest m that fails and `report`
-    its report, or `fails_at` is None and no m is admitted at all. UNKNOWN: `diagnostics` name what is not decided.
+    modulo `period`; None where there is no such proof, or `require` admits none of them. REJECTED: `fails_at` is the
+    smallest m that fails and `report` its report, or `fails_at` is None and no m is admitted at all. UNKNOWN:
+    `diagnostics` name what is not decided.
     """
 
     verdict: Verdict
@@ -146,7 +147,7 @@ class _Search:
         report: Report | None = None,
     ) -> ForAll:
         from_m = None
-        if verdict is Verdict.VERIFIED:
+        if verdict is Verdict.VERIFIED and not all(each.refused for each in results):
             from_m = 1 + max((each.residue.m(each.start - 1) for each in results), default=0)
         return ForAll(
             verdict=verdict,

@@ -139,11 +139,11 @@ def _shades(colour: str, program: Program, rows: Ints) -> Any:
 
 
 def _write_numbers(axes: Any, program: Program, start: Ints, end: Ints, last: float) -> None:
-    """The number of the microbatch in every operation, where all of them fit."""
+    """The number of the microbatch in every operation, counted through the replicas, where all of them fit."""
     rows = np.flatnonzero((program.kind <= Kind.W) & (end > start))
     if not len(rows) or len(rows) > MOST_NUMBERS:
         return
-    digits = len(str(program.microbatches - 1))
+    digits = len(str(program.placement.shape[0] * program.microbatches - 1))
     points = WIDTH * 0.92 * 72 * float((end - start)[rows].min()) / last
     font = min(8.0, 1.4 * points / digits)
     if font < 3:
@@ -151,7 +151,7 @@ def _write_numbers(axes: Any, program: Program, start: Ints, end: Ints, last: fl
     ranks = program.rank_of()
     for row in rows.tolist():
         middle = (start[row] + end[row]) / 2
-        text = str(int(program.microbatch[row]))
+        text = str(int(program.replica[row]) * program.microbatches + int(program.microbatch[row]))
         axes.text(
             middle, ranks[row], text, ha="center", va="center_baseline", fontsize=font, color="white", clip_on=True
         )

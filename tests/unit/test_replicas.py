@@ -190,3 +190,25 @@ def test_an_open_placement_of_a_replica_is_refused() -> None:
     with pytest.raises(DiagnosticError) as error:
         pipedsl.search(parse_text(OPEN.replace("place s -> s }", "place ? }")), {"p": 2, "m": 1})
     assert [each.code for each in error.value.diagnostics] == ["PD113"]
+
+
+def test_as_many_copies_as_one_likes() -> None:
+    """More than a byte can count."""
+    items = "".join(f"replica c{k} {{ place s -> s }}\n" for k in range(200))
+    text = f"schedule x(p, m)\nstages p\n{items}rank r {{ for c in 0 .. 200 {{ F@c * m B@c * m }} }}\n"
+    result = pipedsl.verify(parse_text(text), {"p": 2, "m": 1})
+    assert result.verdict is pipedsl.Verdict.VERIFIED, [each.message for each in result.diagnostics]
+    assert result.program is not None
+    assert int(result.program.replica.max()) == 199
+
+
+def test_nobody_is_advised_to_do_what_is_refused() -> None:
+    few = pipedsl.verify(pipedsl.load("chimera"), {"p": 4, "m": 2})
+    assert "PD904" not in {each.code for each in pipedsl.advise(few)}
+    free = pipedsl.verify(pipedsl.load("1f1b"), {"p": 4, "m": 2})
+    assert "PD904" in {each.code for each in pipedsl.advise(free)}
+
+
+def test_a_bounded_m_is_verified_one_by_one() -> None:
+    found = pipedsl.prove_for_all(pipedsl.load("chimera"), {"p": 4})
+    assert (found.verdict, found.checked, found.from_m) == (pipedsl.Verdict.VERIFIED, (1, 2), None)

@@ -81,7 +81,7 @@ class ParametricProgram:
             kind=columns["kind"].astype(np.int8),
             stage=columns["stage"].astype(np.int32),
             microbatch=columns["microbatch"].astype(np.int32),
-            replica=np.zeros(len(columns["kind"]), np.int8),
+            replica=np.zeros(len(columns["kind"]), np.int32),
             span=columns["span"].astype(np.int32),
             spans=self.spans,
             costs=self.costs,
