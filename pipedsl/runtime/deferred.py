@@ -163,7 +163,7 @@ class _Waiting(torch.autograd.Function):
         use = ctx.use
         waiting = use.deferral.waiting
         if waiting is not None:  # else the module itself has asked for gradients, in its forward
-            waiting.append((use, gradient, x.detach()))
+            waiting.append((use, gradient, x.detach(), _version(gradient), _version(x)))
         if not ctx.needs_input_grad[0]:
             return None, None, None
         if torch.is_grad_enabled():  # and wants to differentiate these again
@@ -193,14 +193,15 @@ class _Again(torch.autograd.Function):
         )
 
 
-Product = tuple[_Use, torch.Tensor, torch.Tensor]
+# What is used, its output's gradient, its input, and the versions that both had when they were put aside.
+Product = tuple[_Use, torch.Tensor, torch.Tensor, int, int]
 
 
 class Deferral:
     """The modules of a stage whose weight gradients can wait. `waiting`: in I, what it has put aside so far."""
 
     def __init__(self, stage: torch.nn.Module) -> None:
-        self._stage = stage
+        self.stage = stage
         self._anchor = torch.empty(0, requires_grad=True)
         self._places: list[tuple[dict[str, Any], Callable[[torch.Tensor], Any]]] = []
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -211,7 +212,7 @@ class Deferral:
         self._casts.clear()
         self._places = [
             (vars(module), forward)
-            for module in _not_compiled(self._stage)
+            for module in _not_compiled(self.stage)
             if (rule := _RULES.get(type(module).forward)) and "forward" not in vars(module)
             if (forward := self._replace(module, rule))
         ]
@@ -313,11 +314,33 @@ def _not_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         stack.extend(module.children())
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """How often it has been written to, as autograd counts it; of what was made in inference mode, none does."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _compare(use: _Use, what: str, tensor: torch.Tensor, version: int) -> None:
+    """RuntimeError where what was put aside has been written to since, so that its product would be another."""
+    if _version(tensor) != version:
+        module, stage = use.module, use.deferral.stage
+        name = next((repr(name) for name, each in stage.named_modules() if each is module and name), "the stage itself")
+        raise RuntimeError(
+            f"{what} of {name} ({type(module).__name__}), which its weight's gradient is still to be computed from in "
+            f"W, has been modified by an inplace operation (it is at version {_version(tensor)}, expected "
+            f"{version}); write to a clone of it, or give the module one"
+        )
+
+
 def multiply(products: list[Product]) -> None:
-    """W: accumulate the gradients that I has put aside, each while it is in the cache; `products` is used up."""
+    """W: accumulate the gradients that I has put aside, each while it is in the cache; `products` is used up.
+
+    RuntimeError where one is made of something that was written to in between.
+    """
     products.reverse()
     while products:
-        use, g, x = products.pop()
+        use, g, x, g_version, x_version = products.pop()
+        _compare(use, "the output's gradient", g, g_version)
+        _compare(use, "the input", x, x_version)
         rule, (weight, bias) = use.rule, use.parameters
         gradient = rule.of_weight(use.module, g, x, use.weight).to(weight.dtype)
         if bias is None or not bias.requires_grad:

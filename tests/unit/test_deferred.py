@@ -367,13 +367,73 @@ def test_only_inputs_and_gradients_are_held_until_w() -> None:
     y = ours.forward(torch.randn(5, 4))
     assert all(each() is not None for each in alive.values())
     ours.backward_input(gradient_for(y))
-    (_, g, x), (_, h, z) = ours.chunk._products[0]
+    (_, g, x, *_), (_, h, z, *_) = ours.chunk._products[0]
     assert [list(each.shape) for each in (g, x, h, z)] == [[5, 4], [5, 8], [5, 8], [5, 4]]
     assert alive["before"]() is None
     assert alive["after"]() is not None
     del g, x, h, z
     ours.backward_weight()
     assert alive["after"]() is None
+
+
+class Remembers(nn.Module):
+    """Its Linear's input is a buffer that every forward writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.register_buffer("memory", torch.randn(6, 8))
+        self.memory: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        keys = self.inner(self.memory)
+        y: torch.Tensor = (x @ keys.t()) @ keys
+        return y
+
+
+def test_an_input_that_is_written_to_before_w_is_noticed() -> None:
+    torch.manual_seed(13)
+    ours = Split(Remembers())
+    y = ours.forward(torch.randn(4, 8))
+    ours.backward_input(gradient_for(y))
+    ours.chunk._module(torch.randn(4, 8))  # as the forward of another microbatch
+    with pytest.raises(RuntimeError, match=r"the input of 'inner' \(Linear\).* modified by an inplace operation"):
+        ours.backward_weight()
+
+
+class Halved(torch.autograd.Function):
+    """Halves the gradient in place, which may be another's, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.mul_(0.5)
+
+
+class Branches(nn.Module):
+    """The sum of a Linear and of a branch whose backward, which runs after the Linear's, writes to their gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch: torch.Tensor = Halved.apply(x)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = self.inner(x) + branch
+        return y
+
+
+def test_a_gradient_that_is_written_to_before_w_is_noticed() -> None:
+    torch.manual_seed(14)
+    ours = Split(Branches())
+    y = ours.forward(torch.randn(4, 8))
+    ours.backward_input(gradient_for(y))
+    with pytest.raises(RuntimeError, match=r"the output's gradient of 'inner' \(Linear\).* modified by an inplace"):
+        ours.backward_weight()
 
 
 def test_small_products_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
