@@ -138,8 +138,11 @@ def split(value: Any, parts: int, what: str) -> tuple[list[Any], int]:
         raise ValueError(f"{what} has {rows} rows, which m = {parts} microbatches cannot share equally")
     each = rows // parts
     columns = [
-        # One call makes all views, but those of a tensor with gradient could not be written to.
-        [leaf.narrow(0, i * each, each) for i in range(parts)] if leaf.requires_grad else leaf.chunk(parts)
+        # One call makes all views, but those of a tensor with gradient could not be written to. `data` of the others:
+        # to write to one is not to have written to all, which backwards would take for a mistake.
+        [leaf.narrow(0, i * each, each) for i in range(parts)]
+        if leaf.requires_grad
+        else [part.data for part in leaf.chunk(parts)]
         for leaf in leaves
     ]
     return [unflatten(structure, row) for row in zip(*columns, strict=True)], each

@@ -102,6 +102,29 @@ def test_a_stage_may_write_to_some_of_its_inputs(schedule: str, tmp_path: Path) 
     check(stages, reference)
 
 
+class Doubles(nn.Module):
+    """Writes to its input before it multiplies it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.mul_(2))
+        return y
+
+
+@BOTH
+def test_the_first_stage_may_write_to_its_part_of_the_batch(schedule: str, tmp_path: Path) -> None:
+    stages: list[nn.Module] = [Doubles(), nn.Linear(4, 4)]
+    reference: list[nn.Module] = [copy.deepcopy(stage) for stage in stages]
+    batch, targets = torch.randn(8, 4), torch.randn(8)
+    parts = batch.clone().chunk(4)
+    results(train(schedule, stages, batch, targets, mean_square, tmp_path, p=2, m=4))
+    alone(reference, mean_square, parts, targets.chunk(4))
+    check(stages, reference)
+
+
 class Complex(nn.Module):
     """A conjugate, which torch keeps as a flag, and an imaginary part of it, which it keeps negated."""
 
