@@ -60,7 +60,7 @@ def classes_of(program: Program) -> list[RankClass]:
 def _requirement(p: int, m: int, growth: Growth | None) -> str:
     if growth is None:
         sizes = f"{p} rank{'' if p == 1 else 's'} and {m} microbatch{'' if m == 1 else 'es'}"
-    return f'require p == {p} and m == {m}, "this text was written for {sizes}"'
+        return f'require p == {p} and m == {m}, "this text was written for {sizes}"'
     shortest, period = growth.shortest, growth.period
     condition = f"p == {p} and m >= {shortest}" + (f" and m % {period} == {growth.remainder}" if period > 1 else "")
     return f'require {condition}, "written for {p} ranks and m = {shortest}, {shortest + period}, ..."'

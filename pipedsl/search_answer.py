@@ -20,6 +20,7 @@ from pipedsl.search_runs import Effort, Job, Outcome
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
+from verify.memory import size_text
 from verify.search.problem import Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof
 
@@ -126,21 +127,24 @@ def answer_of(
     solution, caps = outcome.solution, task.caps
     assert solution is not None
     bound, problem = solution, task.problem
+    needed: list[Fraction] = []
     for _ in range(ROUNDS):
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
         over = _overflow(program, report)
         if not any(over):
             break
+        if report.metrics is not None:
+            needed.append(max(report.metrics.memory))
         task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, over, strict=True)))
         again = None
         if not is_too_small(task):
             again = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0].solution
         if again is None:
-            raise NothingFound(NO_ROOM)
+            raise NothingFound(_no_room(program, needed))
         solution = again
     else:
-        raise NothingFound(NO_ROOM)
+        raise NothingFound(_no_room(program, needed))
     proof = bound.proof or Proof.BOUND
     return SearchResult(
         schedule=schedule,
@@ -163,6 +167,11 @@ def answer_of(
         cached=outcome.cached,
         interrupted=outcome.interrupted,
     )
+
+
+def _no_room(program: Program, needed: Sequence[Fraction]) -> str:
+    """`needed`: what orders that were found hold at most on any rank."""
+    return f"{NO_ROOM}; one was found for a cap of {size_text(min(needed), program.memory.in_bytes)}"
 
 
 def _overflow(program: Program, report: Report) -> list[Fraction]:

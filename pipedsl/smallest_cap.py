@@ -8,11 +8,11 @@ from fractions import Fraction
 from math import ceil
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
-from pipedsl.evaluate import show as number
 from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.program import Kind
 from pipedsl.search_problem import Caps, Task
 from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
+from verify.memory import size_text
 from verify.search.judge import program_of
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, Solution, solve
@@ -53,18 +53,25 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
     if not found:
         return Refusal(Diagnostic("PD602", "no order was found under any cap", span))
     best = min(found, key=lambda each: each.by)
+    memory = best.task.program.memory
+
+    def size(value: Fraction) -> str:
+        return size_text(value, memory.in_bytes)
+
     given = {cap for cap in best.task.caps if cap is not None}
     least = None
     if len(given) == 1:
         cap = next(iter(given))
         least = max(cap for cap in best.caps if cap is not None)
-        what, needed = f"the cap of {number(cap)}", number(least)
+        what, needed = f"the cap of {size(cap)}", size(least)
     else:
-        shown = ["none" if cap is None else number(cap) for cap in best.caps[:MOST_NAMED]]
+        shown = ["none" if cap is None else size(cap) for cap in best.caps[:MOST_NAMED]]
         more = ", ..." if len(best.caps) > MOST_NAMED else ""
-        what, needed = "these caps", f"{number(best.by)} more on every rank ({', '.join(shown)}{more})"
-    how = "the smallest that one keeps to is" if best.sure else "the smallest that one was found for is"
-    message = f"no order keeps to {what}; {how} {needed}"
+        what, needed = "these caps", f"{size(best.by)} more on every rank ({', '.join(shown)}{more})"
+    # A search does not know the buffers of messages, which may need more.
+    apart = ", the buffers of messages apart," if any(memory.output) else ""
+    how = "the smallest that one keeps to" if best.sure else "the smallest that one was found for"
+    message = f"no order keeps to {what}; {how}{apart} is {needed}"
     help_ = "raise the cap, or leave more of the order open"
     return Refusal(Diagnostic("PD602", message, span, notes=(_held(best),), help=help_), least)
 

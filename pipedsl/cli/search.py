@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,12 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
     return match[1], values
 
 
+def _finite(ctx: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not isfinite(value):
+        raise click.BadParameter(f"{value} is not an amount")
+    return value
+
+
 @click.command("search", short_help="Find the best order that a schedule leaves open.")
 @file_argument
 @define_option
@@ -79,11 +86,16 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
 @cap_option
 @click.option("--sweep", "values", metavar="NAME=A..B", callback=_sweep, help="Search for each value, as in cap=2..16.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Keep the best found by then."
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    callback=_finite,
+    metavar="SECONDS",
+    help="Keep the best found by then.",
 )
 @click.option(
     "--budget",
     type=click.FloatRange(0, min_open=True),
+    callback=_finite,
     metavar="WORK",
     help="How much work to spend, in units of about a second; unlike a timeout, the same on every machine. Default 60.",
 )

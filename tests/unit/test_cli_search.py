@@ -126,6 +126,9 @@ def test_what_z3_refuted_is_written(folder: Path) -> None:
 def test_what_goes_not_together() -> None:
     assert "--format json" in run(*ASKED, "-o", "-", "--format", "json", status=2).output
     assert "a sweep goes without" in run(*ASKED, "--sweep", "cap=1..2", "--cap", "3", status=2).output
+    for option in ("--timeout", "--budget"):
+        for value in ("nan", "inf", "-1", "0"):
+            run(*ASKED, option, value, status=2)
     assert "nothing is left open" in run("1f1b", "-D", "p=2", "-D", "m=2", status=1).output
     assert "no value" in run("zero_bubble", "-D", "p=2", status=2).output
     assert "no such file" in run("none.sched", status=2).output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -445,3 +446,38 @@ def test_what_repeats_is_found_where_the_answer_does_not(p: int, m: int, cap: in
 def test_a_text_without_a_middle_is_for_no_other_m() -> None:
     word = "if r == 0 { F[1] F[0] F[2] B B B } else { F[1] F[0] F[2] || B * m }"
     assert search(problem(word), {"p": 2, "m": 3}, budget=WORK).every_m is None
+
+
+def test_buffers_that_have_no_room_are_told_with_a_cap_that_does() -> None:
+    memory = "memory { activation(s) = 3 MiB held_by_w(s) = 1 MiB output(s) = 1 MiB weights(s) = 2 MiB cap(r) = 9 MiB }"
+    schedule = problem(OPEN, memory)
+    with pytest.raises(DiagnosticError, match=r"the cap of 6 MiB; .*, the buffers of messages apart, is 7 MiB"):
+        search(schedule, {"p": 3, "m": 4}, cap=6 << 20, budget=WORK)
+    with pytest.raises(NothingFound, match=r"one was found for a cap of \d+ MiB") as error:
+        search(schedule, {"p": 3, "m": 4}, cap=8 << 20, budget=WORK)
+    enough = int(re.findall(r"cap of (\d+) MiB", str(error.value))[0])
+    found = search(schedule, {"p": 3, "m": 4}, cap=enough << 20, budget=WORK)
+    assert found.verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        "F = 1.000000001 I = 1 / 998244353 W = 1 send = 1 / 7",
+        "F = 1000000000000000000 I = 1 W = 1 send = 1 / 7",
+        "F = 21.13436424411241 I = 20.98651123046875 W = 19.61350440979004 send = 0.29990673065185547",
+    ],
+)
+def test_costs_as_exact_as_they_are_given(cost: str) -> None:
+    """Their common unit is far below 2^-60 of what the whole takes."""
+    result = search(problem(OPEN, f"cost {{ {cost} }}"), {"p": 2, "m": 3}, budget=WORK)
+    assert result.verdict is Verdict.VERIFIED
+    assert result.value >= result.bound > 0
+
+
+def test_a_rank_without_stages() -> None:
+    text = "schedule x(p, m)\nstages 3\nplace s -> s if s == 0 else s + 1\n"
+    text += "rank r where r != 1 { F * m || I * m || W * m }\nrank r where r == 1 { }\n"
+    text += "cost { F = 1 I = 2 W = 1 send = 1 }\nmemory { cap(r) = 3 }\n"
+    result = search(parse_text(text), {"p": 4, "m": 6}, budget=WORK)
+    assert result.verdict is Verdict.VERIFIED

@@ -15,7 +15,7 @@ from pipedsl.program import Kind
 from verify.search.model import Model
 
 _F, _I, _W = int(Kind.F), int(Kind.I), int(Kind.W)
-_NEVER = 1 << 62
+_NEVER = 1 << 62  # at least; more where times or sizes are so large
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
     upstream, lag, local, feeds, rank_of = model.upstream, model.lag, model.local, model.feeds, model.rank
     strand = model.strand
     ranks = len(model.strands)
-    room = [_NEVER if value is None else value for value in model.room]
+    never = max(_NEVER, model.horizon << 8, sum(take) << 1)
+    room = [never if value is None else value for value in model.room]
     deeper = reserves(model)
     heads = [[a for a, _ in pairs] for pairs in model.strands]
     stops = [[b for _, b in pairs] for pairs in model.strands]
@@ -71,7 +72,7 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
             continue
         hold, wait_b, wait_f, wait_end, forward_first, deep, most, late = settings[r]
         best_f = best_b = best_w = -1
-        next_f = next_b = _NEVER
+        next_f = next_b = never
         head, stop = heads[r], stops[r]
         for k in strands[r]:
             row = head[k]
@@ -125,7 +126,7 @@ def list_schedule(model: Model, habits: Sequence[Habit]) -> list[list[int]] | No
         if pick < 0:
             asleep[r] = True
             soon = next_b if next_b < next_f else next_f
-            if soon < _NEVER:
+            if soon < never:
                 heappush(events, (soon, r))
             continue
         what = kind[pick]

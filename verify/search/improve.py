@@ -101,7 +101,7 @@ def _move(
     if draw.random() < 0.8:
         r, at = path[draw.randrange(len(path))]
     else:
-        r = draw.randrange(len(rows))
+        r = draw.choice([r for r, order in enumerate(rows) if order])
         at = draw.randrange(len(rows[r]))
     order = rows[r]
     distance = draw.randrange(1, FARTHEST + 1)

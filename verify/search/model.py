@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipedsl.program import Kind
 from verify.search.problem import Objective, Operation, Orders, Problem
@@ -42,6 +43,11 @@ class Model:
 
     def __len__(self) -> int:
         return len(self.operations)
+
+    @cached_property
+    def horizon(self) -> int:
+        """No order is longer: always some operation runs or some message is on its way."""
+        return sum(self.duration) + sum(self.lag)
 
     def orders(self, rows: Sequence[Sequence[int]]) -> Orders:
         return tuple(tuple(self.operations[row] for row in rank) for rank in rows)

@@ -33,7 +33,6 @@ SHORT = 6  # work that goes into them at most
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 KERNELS = 6  # steady states that are unrolled
-FAR = 1 << 60
 
 
 class Proof(Enum):
@@ -117,7 +116,7 @@ class _Search:
         self.work = 0.0
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
-        self.value = FAR
+        self.value = self.model.horizon + 1
         self.manner: Manner | None = None
         self.goal = None if goal is None else int(goal / problem.time_unit)
         bound: Bound = lower_bound(self.model)
