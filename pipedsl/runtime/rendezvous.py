@@ -40,11 +40,11 @@ def agree(wire: Wire, name: str, plan: Plan, device: str, problem: str, timeout:
         if kind != device:
             complaints.append(f"rank {rank} works on {kind}, rank {wire.rank} on {device}")
     if complaints:
-        _linger(wire, store)
+        linger(wire, store)
         raise PipelineError(f"{plan.title} cannot start: " + "; ".join(complaints))
 
 
-def _linger(wire: Wire, store: Store) -> None:
+def linger(wire: Wire, store: Store) -> None:
     """The process that holds the store goes last."""
     deadline = time.monotonic() + _LINGER
     with contextlib.suppress(Exception):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipedsl.runtime.plan import PipelineError
+from pipedsl.runtime.rendezvous import linger
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TIED_TAG, ConnectionLost, Store, Wire
 
@@ -33,23 +34,39 @@ class Tied:
         self._store.set(f"tied/{self._wire.rank}", json.dumps(signature))
 
     def learn(self, title: str) -> None:
-        """Who else owns what; after the ranks have met. PipelineError, on every rank, where copies differ in kind."""
+        """Who else owns what; after the ranks have met.
+
+        PipelineError, on every rank, where copies differ in kind, and where a name has one owner: a slip of the pen
+        would leave its parameter untied without a word.
+        """
         found: dict[str, dict[int, Any]] = {}
         for rank in range(self._wire.size):
             for name, signature in json.loads(self._store.get(f"tied/{rank}")).items():
                 found.setdefault(name, {})[rank] = signature
+        complaints = [text for name in sorted(found) for text in self._complaints(name, found)]
+        if complaints:
+            linger(self._wire, self._store)
+            raise PipelineError(f"{title} cannot start: " + "; ".join(complaints))
         for name, signatures in sorted(found.items()):
-            first, *others = signatures
-            for rank in others:
-                if signatures[rank] != signatures[first]:
-                    here, there = _words(signatures[first]), _words(signatures[rank])
-                    raise PipelineError(
-                        f"{title} cannot start: tied parameter {name!r} is {here} on rank {first}, "
-                        f"but {there} on rank {rank}"
-                    )
-            _, _, trained = signatures[first]
-            if self._wire.rank in signatures and trained and others:
+            _, _, trained = next(iter(signatures.values()))
+            if self._wire.rank in signatures and trained and len(signatures) > 1:
                 self._owners[name] = list(signatures)
+
+    def _complaints(self, name: str, found: Mapping[str, Mapping[int, Any]]) -> list[str]:
+        """What is wrong with a name, of those that all ranks have given; the same on every rank."""
+        first, *others = found[name]
+        if not others and self._wire.size > 1:
+            known = ", ".join(map(repr, sorted(found)))
+            return [
+                f"only rank {first} has a tied parameter {name!r} (the names given are {known}); every rank with a "
+                "copy must name it, and modules on one rank share the Parameter itself"
+            ]
+        here = _words(found[name][first])
+        return [
+            f"tied parameter {name!r} is {here} on rank {first}, but {_words(found[name][rank])} on rank {rank}"
+            for rank in others
+            if found[name][rank] != found[name][first]
+        ]
 
     def counted_elsewhere(self) -> set[int]:
         """`id`s of the parameters that another rank counts, where each is to be counted once."""

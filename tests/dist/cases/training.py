@@ -121,6 +121,17 @@ def tied_copies_of_two_kinds(job: Job) -> None:
 
 
 @case
+def a_tied_name_with_one_owner(job: Job) -> None:
+    """As where a rank has written it in another way."""
+    compiled = job.compiled("whole")
+    names = {0: "embedding", 1: "embeding", 3: "head"}
+    tied = {names[job.rank]: nn.Parameter(torch.zeros(3))} if job.rank in names else None
+    says = r"only rank 0 has a tied parameter 'embedding' \(.*'embedding', 'embeding', 'head'\).*; only rank 1 has "
+    with pytest.raises(compiled.PipelineError, match=says):
+        compiled.Pipeline(nn.Identity(), tied=tied, timeout=90, process_group=job.group)
+
+
+@case
 def norms_of_all_kinds(job: Job) -> None:
     for norm_type in (1.0, 2.0, 3.0, float("inf")):
         torch.manual_seed(4)
