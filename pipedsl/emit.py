@@ -67,8 +67,9 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
 def _text(program: Program, calls: Calls, source: Source, transports: Mapping[str, str]) -> str:
     lines = ["\n".join(_lines(program, calls, rank)) for rank in range(calls.ranks)]
     placement = [int(rank) for rank in program.placement[0]]
-    fingerprint = _fingerprint(program, source, lines)
     imports, bodies = _runtime()
+    params_text = json.dumps(dict(program.params), sort_keys=True)
+    fingerprint = _fingerprint(__version__, source.text, params_text, *lines, imports, *bodies)
     name = _one_line(Path(source.name).name)
     params = ", ".join(f"{key}={value}" for key, value in program.params.items())
     data = "".join(f'    # rank {rank}\n    """\n{text}\n""",\n' for rank, text in enumerate(lines))
@@ -81,7 +82,7 @@ def _text(program: Program, calls: Calls, source: Source, transports: Mapping[st
         f"STAGES = {program.stages}\n"
         f"PLACEMENT = {placement}  # the rank of every stage\n"
         f"TRANSPORTS = {json.dumps(dict(transports))}\n"
-        f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters and the calls\n',
+        f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters, the calls, and what runs them\n',
         "# Every rank's calls, in order: `F stage microbatch line`, `isend message peer line`, `wait request line`.\n"
         "# Message F3@1 is microbatch 3's activation to stage 1, B3@1 its gradient; lines are the schedule's.\n"
         f"CALLS = (\n{data})\n",
@@ -166,9 +167,9 @@ def _lines(program: Program, calls: Calls, rank: int) -> Iterator[str]:
             yield f"{words[kind]} {calls.tags[tag]} {peer} {line}"
 
 
-def _fingerprint(program: Program, source: Source, lines: list[str]) -> str:
+def _fingerprint(*texts: str) -> str:
     digest = hashlib.sha256()
-    for text in (source.text, json.dumps(dict(program.params), sort_keys=True), *lines):
+    for text in texts:
         data = text.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)

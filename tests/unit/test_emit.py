@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipedsl import emit as emitting
 from pipedsl.calls import CallKind
 from pipedsl.diagnostics import DiagnosticError, Source
 from pipedsl.emit import RUNTIME_MODULES, emit
@@ -74,6 +75,25 @@ def test_the_fingerprint_changes_with_text_params_and_calls() -> None:
     other_text = emit(program, calls, source=Source(source.name, source.text + "# more\n"), transports={})
     other_params = compiled.emitted(compiled.ONE_F_ONE_B, p=2, m=4)
     assert len({fingerprint(each) for each in (plain, other_text, other_params)}) == 3
+
+
+def test_the_fingerprint_changes_with_the_code_and_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of two versions do not run together, as their ranks might send each other other things."""
+
+    def fingerprint() -> str:
+        text = compiled.emitted(compiled.ONE_F_ONE_B, p=2, m=3)
+        return next(line for line in text.splitlines() if line.startswith("FINGERPRINT"))
+
+    found = [fingerprint()]
+    with monkeypatch.context() as patch:
+        patch.setattr(emitting, "__version__", "0.0.0-other")
+        found.append(fingerprint())
+    imports, bodies = emitting._runtime()
+    for changed in ((imports + "\nimport this", bodies), (imports, [*bodies[:-1], bodies[-1] + "\n# more\n"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(emitting, "_runtime", lambda changed=changed: changed)
+            found.append(fingerprint())
+    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize("schedule", [compiled.ONE_F_ONE_B, compiled.SPLIT, compiled.V_SHAPE])
