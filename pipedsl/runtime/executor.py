@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,8 +130,7 @@ class Executor:
 
         PipelineError, on every rank, when anything fails on any rank.
         """
-        self._watch.begin()
-        try:
+        with self._together("beginning a step", step=True):
             device = self._device.type
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
@@ -140,16 +139,6 @@ class Executor:
                 result = self._run(batch, targets, extras, train, scale, autocast)
             if train:
                 self._reduce()
-        except Exception as error:
-            self._exchange.stop()
-            failed = self._watch.explain(error)
-            raise failed from (error if self._watch.began_here else None)
-        except BaseException as error:  # an interrupt: tell the others, and let it go on as what it is
-            self._exchange.stop()
-            self._watch.explain(error)
-            raise
-        finally:
-            self._watch.end()
         return result
 
     def unscale_(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -158,7 +147,8 @@ class Executor:
         Call it on every rank after `step(..., scale=scaler.get_scale())`; then `scaler.step(optimizer)` and
         `scaler.update()` as usual.
         """
-        unscale_over_ranks(self._wire, scaler, optimizer, self._device)
+        with self._together("unscaling the gradients"):
+            unscale_over_ranks(self._wire, scaler, optimizer, self._device)
 
     def state_dict(self, whole: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
         """What this rank has to save, for `torch.distributed.checkpoint.save`; or to fill, for its `load`.
@@ -190,7 +180,8 @@ class Executor:
         modules = [*self._modules, *([self._loss_fn] if isinstance(self._loss_fn, torch.nn.Module) else [])]
         parameters = [q for module in modules for q in module.parameters()]
         elsewhere = self._tied.counted_elsewhere()
-        return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
+        with self._together("clipping the gradients"):
+            return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 
     def timeline(self) -> Timeline:
         """What every rank computed when in the last step, on one clock, if made with `trace=True` on every rank.
@@ -199,9 +190,27 @@ class Executor:
         """
         self._timelines += 1
         store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
-        return gather_timeline(self._wire, store, [] if self._clock is None else self._clock.events(self._marks))
+        with self._together("gathering the timeline"):
+            return gather_timeline(self._wire, store, [] if self._clock is None else self._clock.events(self._marks))
 
     # ------------------------------------------------------------------ inside a step
+
+    @contextlib.contextmanager
+    def _together(self, what: str, *, step: bool = False) -> Iterator[None]:
+        """While inside, what fails on any rank, or does not go on, is a PipelineError on every one."""
+        self._watch.begin(what, step=step)
+        try:
+            yield
+        except Exception as error:
+            self._exchange.stop()
+            failed = self._watch.explain(error)
+            raise failed from (error if self._watch.began_here else None)
+        except BaseException as error:  # an interrupt: tell the others, and let it go on as what it is
+            self._exchange.stop()
+            self._watch.explain(error)
+            raise
+        finally:
+            self._watch.end()
 
     def _run(self, batch: Any, targets: Any, extras: Extras | None, train: bool, scale: float, autocast: bool) -> Any:
         m, first, last = self._plan.microbatches, 0 in self._stages, self._plan.stages - 1 in self._stages

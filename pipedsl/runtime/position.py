@@ -27,13 +27,20 @@ class Position:
         self._since = time.monotonic()
         self.at: PlannedCall | str = _OUTSIDE
         self.steps = 0
+        self._turns = 0  # steps, and what else ranks do together
+
+    def begin(self, text: str, *, step: bool) -> None:
+        """A step begins, or something else that ranks do together."""
+        self.steps += step
+        self._turns += 1
+        self.note(text)
 
     def note(self, text: str, peer: int = -1) -> None:
         self._noted_peer = peer
         self.at = text
 
     def leave(self) -> None:
-        """The step has ended."""
+        """What began has ended."""
         self.note(_OUTSIDE)
 
     @property
@@ -49,9 +56,9 @@ class Position:
         return self.peer >= 0 and (isinstance(at, str) or at.kind not in COMPUTE_KINDS)
 
     def report(self) -> Report:
-        at, steps = self.at, self.steps
-        if self._seen is None or self._seen[0] is not at or self._seen[1] != steps:
-            self._seen, self._since = (at, steps), time.monotonic()
+        at, turns = self.at, self._turns
+        if self._seen is None or self._seen[0] is not at or self._seen[1] != turns:
+            self._seen, self._since = (at, turns), time.monotonic()
         return {"where": self.text(at), "peer": self.peer, "seconds": round(time.monotonic() - self._since, 1)}
 
     def text(self, at: PlannedCall | str) -> str:

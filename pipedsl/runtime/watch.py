@@ -65,13 +65,12 @@ class Watch:
         """True when this rank was the first to fail."""
         return self.failure is not None and self.failure["rank"] == self._wire.rank
 
-    def begin(self) -> None:
-        """A step begins. PipelineError where an earlier one failed."""
+    def begin(self, what: str, *, step: bool) -> None:
+        """A step begins, or something else that ranks do together. PipelineError where something failed earlier."""
         if self._message:
             raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
         self._main_is_back.clear()
-        self.position.steps += 1
-        self.position.note("beginning a step")
+        self.position.begin(what, step=step)
         self._running.set()
         self._last_words.install()
 
@@ -242,7 +241,8 @@ class Watch:
         if failure["why"] == "raised":
             return f"rank {rank} failed at {where}: {text}"
         if failure["why"] == "lost":
-            return f"rank {rank} lost its connection to rank {failure['peer']} at {where}: {text}"
+            peer = f"rank {failure['peer']}" if failure["peer"] >= 0 else "another rank"
+            return f"rank {rank} lost its connection to {peer} at {where}: {text}"
         if failure["why"] == "store":
             return f"{self._wire.store_host}, which holds the ranks' store, {text}; rank {rank} stood at {where}"
         return f"{text}: rank {rank} stood at {where}"

@@ -52,7 +52,10 @@ class Wire(Protocol):
         """Begin to receive into `tensor`; the result has `wait()`."""
 
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
-        """Put the sum over all ranks in the tensor's place, or the largest; the same bits on every rank."""
+        """Put the sum over all ranks in the tensor's place, or the largest; the same bits on every rank.
+
+        ConnectionLost where another rank is gone.
+        """
 
     def lost(self, error: Exception) -> bool:
         """Whether it is the connection that is at fault where `isend` or `irecv` raised this."""
@@ -126,7 +129,12 @@ class TorchWire:
         return self._groups[higher]
 
     def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group)
+        try:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self._group)
+        except Exception as error:
+            if self.lost(error):
+                raise ConnectionLost(str(error)) from error
+            raise
 
     def lost(self, error: Exception) -> bool:
         return isinstance(error, dist.DistError) or "gloo/transport" in str(error)

@@ -56,6 +56,7 @@ ERRORS = {
     "first rows:0": "rank 0 failed at beginning a step: ValueError: the batch has 9 rows, which m = 4 microbatches",
     "chunks:1": "rank 1: 2 stage modules given, but the schedule puts 1 here",
     "file:2": "another compiled file",
+    "clipping:1": "rank 1 failed at clipping the gradients: TypeError",
     "interrupt:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): KeyboardInterrupt",
 }
 
@@ -93,6 +94,14 @@ def test_a_rank_that_died_is_named_where_a_message_cannot_be_posted(pipeline: Pa
     outcomes = run(pipeline, "kill in a pause", 1)
     assert [outcome.returncode for outcome in outcomes] == [0, -9, 0]
     assert "rank 0 lost its connection to rank 1 at isend F2@1 to rank 1 (test.sched:7)" in outcomes[0].output
+
+
+def test_a_rank_that_died_between_steps_is_noticed_where_gradients_are_clipped(pipeline: Path) -> None:
+    outcomes = run(pipeline, "kill at clipping", 1)
+    assert [outcome.returncode for outcome in outcomes] == [0, -9, 0]
+    for outcome in (outcomes[0], outcomes[2]):
+        assert "lost its connection to another rank at clipping the gradients: RuntimeError" in outcome.output
+        assert "no answer from rank 1" in outcome.output
 
 
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:

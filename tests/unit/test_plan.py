@@ -48,7 +48,9 @@ def test_how_long_a_rank_has_stood_somewhere(monkeypatch: pytest.MonkeyPatch) ->
     position = position_module.Position("x.sched")
     seen = []
     for at, step, moment in ((first, 1, 101), (first, 1, 103), (second, 1, 104), (second, 1, 105), (second, 2, 109)):
-        position.at, position.steps, now[0] = at, step, float(moment)
+        if step != position.steps:
+            position.begin("beginning a step", step=True)
+        position.at, now[0] = at, float(moment)
         seen.append(position.report()["seconds"])
     assert seen == [0.0, 2.0, 0.0, 1.0, 0.0]  # the same call in another step is another place
     assert position.report()["where"] == "F of stage 0, microbatch 1 (x.sched:5)"

@@ -96,6 +96,13 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
                 for parameter in mine[0].parameters():
                     parameter.register_hook(lambda gradient: 1 / 0)
             pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
+            if fault == "kill at clipping":
+                store = dist.distributed_c10d._get_default_store()
+                store.set(f"stepped/{rank}", "")
+                if hit:  # when nobody is in a step any more
+                    store.wait([f"stepped/{each}" for each in range(dist.get_world_size())])
+                    os.kill(os.getpid(), signal.SIGKILL)
+            pipe.clip_grad_norm_("much" if hit and fault == "clipping" else 1.0)
     except compiled.PipelineError as error:
         if pipe is not None:  # once broken, it stays so
             with pytest.raises(compiled.PipelineError, match="after an earlier failure"):
