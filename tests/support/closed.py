@@ -1,12 +1,11 @@
-"""The shipped schedules whose order is fixed, of one copy of the stages: what can be compiled."""
+"""The shipped schedules whose order is fixed; the others are for `pipedsl search`."""
 
 from __future__ import annotations
 
 from pipedsl.api import load
 from pipedsl.check import openings
 from pipedsl.library import shipped
-from pipedsl.replicas import replicas_of
 
 
 def closed() -> list[str]:
-    return [name for name in shipped() if not openings(load(name)) and not replicas_of(load(name))]
+    return [name for name in shipped() if not openings(load(name))]

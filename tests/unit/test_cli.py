@@ -340,7 +340,7 @@ def test_list() -> None:
     assert [text.split()[0] for text in lines] == shipped()
     document = json.loads(run("list", "--format", "json").output)
     assert [entry["name"] for entry in document["schedules"]] == shipped()
-    assert document["schedules"][3]["parameters"] == ["p", "m", "v = 2"]
+    assert document["schedules"][2]["parameters"] == ["p", "m", "v = 2"]
     assert [entry["name"] for entry in document["schedules"] if entry["search"]] == ["zero_bubble"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from pipedsl.sched_text import program_text
 from pipedsl.simulate import simulate
 from verify.search import Budget, Infeasible, Objective, Problem, make_problem, solve, uniform_costs
 
+CHIMERA = str(Path(__file__).parents[2] / "examples" / "chimera.sched")
 OPEN = """schedule x(p, m)
 stages p
 replica down { place s -> s }
@@ -64,7 +66,7 @@ def test_a_name_and_a_number_are_the_same_chunk() -> None:
 @pytest.mark.parametrize("p", [2, 4, 6, 8, 16, 64])
 def test_chimera_is_the_papers(p: int) -> None:
     """Bubble (D - 2) / (3N/2 + D - 2) for N = D microbatches; D/2 + 1 to D activations of both copies on a rank."""
-    result = pipedsl.verify(pipedsl.load("chimera"), {"p": p, "m": p // 2})
+    result = pipedsl.verify(pipedsl.load(CHIMERA), {"p": p, "m": p // 2})
     assert result.verdict is pipedsl.Verdict.VERIFIED, [each.message for each in result.diagnostics]
     assert set(result.report.transports.values()) == {"safe"}
     assert result.claims == 3
@@ -76,7 +78,7 @@ def test_chimera_is_the_papers(p: int) -> None:
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4])
 def test_chimera_of_fewer_microbatches(m: int) -> None:
-    assert pipedsl.verify(pipedsl.load("chimera"), {"p": 8, "m": m}).verdict is pipedsl.Verdict.VERIFIED
+    assert pipedsl.verify(pipedsl.load(CHIMERA), {"p": 8, "m": m}).verdict is pipedsl.Verdict.VERIFIED
 
 
 def test_weights_are_there_once_for_each_copy() -> None:
@@ -103,7 +105,7 @@ def test_the_text_of_a_program_expands_to_it(text: str) -> None:
 
 
 def test_messages_of_both_copies_are_told_apart() -> None:
-    each = expand(pipedsl.load("chimera"), {"p": 4, "m": 2})
+    each = expand(pipedsl.load(CHIMERA), {"p": 4, "m": 2})
     calls = lower(each, simulate(each))
     names = [str(calls.tags[int(tag)]) for tag in calls.tag if tag >= 0]
     assert {name.rsplit("/", 1)[1] for name in names} == {"0", "1"}
@@ -121,7 +123,7 @@ def test_for_all_m_is_unknown() -> None:
 
 
 def test_they_are_not_compiled_yet(tmp_path: object) -> None:
-    result = CliRunner().invoke(cli, ["compile", "chimera", "-D", "p=2", "-D", "m=1", "-o", f"{tmp_path}/x.py"])
+    result = CliRunner().invoke(cli, ["compile", CHIMERA, "-D", "p=2", "-D", "m=1", "-o", f"{tmp_path}/x.py"])
     assert result.exit_code == 1
     assert "replicas cannot be compiled yet" in result.output
 
@@ -203,12 +205,12 @@ def test_as_many_copies_as_one_likes() -> None:
 
 
 def test_nobody_is_advised_to_do_what_is_refused() -> None:
-    few = pipedsl.verify(pipedsl.load("chimera"), {"p": 4, "m": 2})
+    few = pipedsl.verify(pipedsl.load(CHIMERA), {"p": 4, "m": 2})
     assert "PD904" not in {each.code for each in pipedsl.advise(few)}
     free = pipedsl.verify(pipedsl.load("1f1b"), {"p": 4, "m": 2})
     assert "PD904" in {each.code for each in pipedsl.advise(free)}
 
 
 def test_a_bounded_m_is_verified_one_by_one() -> None:
-    found = pipedsl.prove_for_all(pipedsl.load("chimera"), {"p": 4})
+    found = pipedsl.prove_for_all(pipedsl.load(CHIMERA), {"p": 4})
     assert (found.verdict, found.checked, found.from_m) == (pipedsl.Verdict.VERIFIED, (1, 2), None)
