@@ -22,7 +22,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[1] / "tests" / "support")
 from brute import optimum  # noqa: E402
 from small_problems import small_problem  # noqa: E402
 
-from verify.bound_checker import check, read_problem, smt_text  # noqa: E402
+from verify.bound.certificate import check  # noqa: E402
+from verify.bound.problem import read_problem  # noqa: E402
+from verify.bound.text import smt_text  # noqa: E402
 from verify.search import Budget, Infeasible, NothingFound, Problem, cpsat, exact, model_of, solve  # noqa: E402  # noqa: E402
 from verify.search.evidence import bound_certificate  # noqa: E402
 from verify.search.exact import Answer  # noqa: E402

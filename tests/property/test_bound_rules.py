@@ -10,7 +10,9 @@ from brute import fits, interleavings
 from small_problems import small_problem
 
 from pipedsl.program import Kind
-from verify import bound_checker as checker
+from verify.bound import arguments as checker
+from verify.bound.problem import Op, read_problem
+from verify.bound.problem import Problem as Subject
 from verify.search import Operation, Problem, model_of
 from verify.search.model import run
 from verify.search.problem_json import problem_json
@@ -18,7 +20,7 @@ from verify.search.problem_json import problem_json
 MOST_ORDERS, SAMPLE = 400, 60
 
 
-def named(operation: Operation) -> checker.Op:
+def named(operation: Operation) -> Op:
     return operation.kind.name, operation.stage, operation.microbatch
 
 
@@ -30,7 +32,7 @@ def orders_of(problem: Problem) -> list[list[tuple[Operation, ...]]]:
     ]
 
 
-def small(seed: int) -> tuple[Problem, checker.Problem, list[list[tuple[Operation, ...]]]] | None:
+def small(seed: int) -> tuple[Problem, Subject, list[list[tuple[Operation, ...]]]] | None:
     """A problem with its orders; None where there are none, or too many."""
     _, problem = small_problem(seed)
     if max(sum(map(len, strands)) for strands in problem.strands) > 12:
@@ -38,7 +40,7 @@ def small(seed: int) -> tuple[Problem, checker.Problem, list[list[tuple[Operatio
     orders = orders_of(problem)
     if not all(0 < len(options) <= MOST_ORDERS for options in orders):
         return None
-    return problem, checker.read_problem(problem_json(problem)), orders
+    return problem, read_problem(problem_json(problem)), orders
 
 
 @pytest.mark.parametrize("first", range(0, 300, 100))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipedsl.api import parse_text
 from pipedsl.program import Kind
 from pipedsl.search_problem import tasks
-from verify.bound_checker import check
+from verify.bound.certificate import check
 from verify.search import Budget, Infeasible, Problem, judge, solve
 from verify.search.evidence import bound_certificate
 from verify.search.judge import Invalid

@@ -14,7 +14,8 @@ import z3
 from brute import optimum
 from problems import EQUAL, linear, random_problem, vee
 
-from verify.bound_checker import read_problem, smt_text
+from verify.bound.problem import read_problem
+from verify.bound.text import smt_text
 from verify.search import Problem, model_of
 from verify.search.problem_json import problem_json
 from verify.search.smtlib import narrowed_text

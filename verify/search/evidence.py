@@ -11,7 +11,12 @@ import hashlib
 from contextlib import suppress
 from typing import Any
 
-from verify import bound_checker as checker
+from verify.bound import arguments
+from verify.bound.certificate import FORMAT, VERSION
+from verify.bound.problem import Op, read_problem
+from verify.bound.problem import Problem as Subject
+from verify.bound.reading import Refused, digest
+from verify.bound.text import smt_text
 from verify.search.bounds import Chains, chains, first_start, memory_edges, one_machine, own_tails
 from verify.search.model import Model, model_of
 from verify.search.problem import Objective, Problem
@@ -29,27 +34,27 @@ def bound_certificate(problem: Problem, bound: int) -> tuple[Json, str | None]:
     caps.
     """
     document = problem_json(problem)
-    subject = checker.read_problem(document)
+    subject = read_problem(document)
     proof = best_evidence(model_of(problem), subject)
-    proved = checker.lower_bound(subject, proof)
+    proved = arguments.lower_bound(subject, proof)
     goal = bound * problem.time_unit.numerator
     text, refuted = None, None
     if goal > proved:
-        with suppress(checker.Refused):
-            text = checker.smt_text(subject, goal - 1)
+        with suppress(Refused):
+            text = smt_text(subject, goal - 1)
             refuted = {"limit": goal - 1, "sha256": hashlib.sha256(text.encode()).hexdigest()}
     body: Json = {
-        "format": checker.FORMAT,
-        "version": checker.VERSION,
-        "problem": checker.digest(document),
+        "format": FORMAT,
+        "version": VERSION,
+        "problem": digest(document),
         "bound": proved,
         "evidence": proof,
         "refuted": refuted,
     }
-    return {**body, "sha256": checker.digest(body)}, text
+    return {**body, "sha256": digest(body)}, text
 
 
-def best_evidence(model: Model, subject: checker.Problem) -> Json:
+def best_evidence(model: Model, subject: Subject) -> Json:
     """The evidence for the largest bound of all ranks. Raises `Infeasible`."""
     edges = [(x, y) for x, y in memory_edges(model) if _accepted(model, subject, x, y)]
     known = chains(model, edges)
@@ -70,13 +75,13 @@ def _rows(model: Model, r: int) -> Chain:
     return [row for first, last in model.strands[r] for row in range(first, last)]
 
 
-def _named(model: Model, row: int) -> checker.Op:
+def _named(model: Model, row: int) -> Op:
     kind, stage, microbatch = model.operations[row]
     return kind.name, stage, microbatch
 
 
-def _accepted(model: Model, subject: checker.Problem, x: int, y: int) -> bool:
-    return checker.frees(subject, model.rank[x], _named(model, x), _named(model, y))
+def _accepted(model: Model, subject: Subject, x: int, y: int) -> bool:
+    return arguments.frees(subject, model.rank[x], _named(model, x), _named(model, y))
 
 
 class _Option:
@@ -88,7 +93,7 @@ class _Option:
     def __init__(
         self,
         model: Model,
-        subject: checker.Problem,
+        subject: Subject,
         known: Chains,
         tail: list[int] | None,
         r: int,
@@ -174,9 +179,9 @@ class _Option:
                 chain.insert(0, self.model.upstream[chain[0]])
             try:
                 if first < last:
-                    checker.begin(self.subject, [_named(self.model, row) for row in chain], "")
+                    arguments.begin(self.subject, [_named(self.model, row) for row in chain], "")
                     return chain
-            except checker.Refused:
+            except Refused:
                 continue
         raise AssertionError("a rank whose start is known has one that is the first in every order")
 
@@ -184,7 +189,7 @@ class _Option:
         return [list(_named(self.model, row)) for row in chain]
 
 
-def _idle(model: Model, subject: checker.Problem, r: int) -> list[tuple[int, int]]:
+def _idle(model: Model, subject: Subject, r: int) -> list[tuple[int, int]]:
     """The microbatches, a whole cap apart, during whose round trips the rank idles, with for how long."""
     places = [place for place, holder in enumerate(subject.placement) if holder == r]
     m = subject.microbatches
@@ -195,8 +200,8 @@ def _idle(model: Model, subject: checker.Problem, r: int) -> list[tuple[int, int
     cap = m if room is None or not whole else max(1, min(m, room // whole))
     middle = range(cap, m - cap, cap) if m > cap else ()
     wanted = [0, *middle, *([m - 1] if m > cap else [])]
-    times = [(i, checker.idle_once(subject, r, place, i)) for i in wanted]
+    times = [(i, arguments.idle_once(subject, r, place, i)) for i in wanted]
     if m <= cap:
-        times.append((m - 1, checker.idle_once(subject, r, place, m - 1)))
+        times.append((m - 1, arguments.idle_once(subject, r, place, m - 1)))
         times = [max(times, key=lambda pair: pair[1])]
     return [(i, time) for i, time in times if time]

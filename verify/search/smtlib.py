@@ -1,6 +1,6 @@
 """What z3 refuted, narrowed as it was asked: windows, and clauses that follow from the problem but are quick to use.
 
-The text that says no more than the problem does is `smt_text` of `verify/bound_checker.py`; this one is for solvers
+The text that says no more than the problem does is `smt_text` of `verify/bound/text.py`; this one is for solvers
 that need help with it.
 """
 
