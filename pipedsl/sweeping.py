@@ -14,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipedsl.diagnostics import Limits
+from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
 from pipedsl.search_answer import SearchResult, is_too_small, job_of
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import Effort, Job, News, Outcome, better_bound, effort_of
 from pipedsl.searching import best_of
 from pipedsl.smallest_cap import Refusal, refusal
-from pipedsl.syntax import Schedule
+from pipedsl.syntax import MemoryBlock, Schedule
 from verify.search.bounds import lower_bound
 from verify.search.engines import Engine
 from verify.search.judge import Invalid, judge
@@ -64,7 +64,8 @@ def sweep(
     """The best order for every value of the parameter `name`; `cap` is also the cap of all ranks where no parameter is.
 
     `budget` and `timeout` are for each value. Each answer is at least as good as its neighbours show. Where the
-    placement is open, it is the best of all at each value. Raises DiagnosticError as `search` does, but for PD602.
+    placement is open, it is the best of all at each value. Raises DiagnosticError as `search` does, but for PD602, and
+    PD601 where no value makes a difference.
     """
     values = sorted(set(values))
     named = name != "cap" or any(parameter.name == name for parameter in schedule.header.parameters)
@@ -72,6 +73,8 @@ def sweep(
     for value in values:
         given = {**params, name: value} if named else params
         grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile))
+    if len(grid) > 1 and all(_same(grid[0], row) for row in grid[1:]):
+        raise _no_difference(schedule, name)
     placements = len(grid[0]) if grid else 0
     effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, placements))
@@ -86,6 +89,29 @@ def sweep(
             result = None
         points.append(SweepPoint(Fraction(value), result))
     return _with_refusals(schedule, grid, curves, points)
+
+
+def _same(row: Sequence[Task], other: Sequence[Task]) -> bool:
+    """Whether two values ask the same: orders, times, caps, and the sizes that the verifier adds up."""
+    return all(
+        a.problem == b.problem and a.caps == b.caps and a.program.memory == b.program.memory
+        for a, b in zip(row, other, strict=True)
+    )
+
+
+def _no_difference(schedule: Schedule, name: str) -> DiagnosticError:
+    """PD601: a parameter that is declared, and read by nothing that is searched."""
+    capped = any(
+        entry.name == "cap" for item in schedule.items if isinstance(item, MemoryBlock) for entry in item.entries
+    )
+    message = f"`{name}` changes nothing here: neither orders nor costs nor sizes nor caps depend on it"
+    help_ = None
+    if name == "cap":
+        help_ = (
+            "let `cap(r)` in `memory` use it" if capped else "`memory { cap(r) = cap }` makes it the cap of every rank"
+        )
+    span = next((each.span for each in schedule.header.parameters if each.name == name), schedule.header.span)
+    return DiagnosticError([Diagnostic("PD601", message, span, help=help_)])
 
 
 def _with_refusals(

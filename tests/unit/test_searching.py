@@ -322,6 +322,26 @@ def test_a_sweep_of_another_parameter_and_of_the_cap_option() -> None:
     assert [point.result.caps for point in points if point.result] == [(1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize("memory", ["", "memory { cap(r) = 3 }", "expect { peak(r) <= cap }"])
+def test_a_sweep_of_what_changes_nothing_says_so(memory: str) -> None:
+    schedule = parse_text(f"schedule x(p, m, cap = 3)\nstages p\nplace s -> s\nrank r {{ {OPEN} }}\n{memory}")
+    with pytest.raises(DiagnosticError) as caught:
+        sweep(schedule, {"p": 2, "m": 2}, "cap", [1, 2, 3], budget=WORK)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.span is not None and found.span.text) == ("PD601", "cap = 3")
+    assert "`cap` changes nothing here" in found.message
+    assert "cap(r)" in (found.help or "")
+
+
+def test_a_sweep_of_what_buffers_take_makes_a_difference() -> None:
+    """The search knows no message buffers, the answers do."""
+    text = f"schedule x(p, m, b)\nstages p\nplace s -> s\nrank r {{ {OPEN} }}\nmemory {{ output(s) = b  cap(r) = 4 }}"
+    points = sweep(parse_text(text), {"p": 2, "m": 2}, "b", [0, 1], budget=WORK)
+    held = [max(point.result.report.metrics.memory) for point in points if point.result and point.result.report.metrics]
+    assert len(held) == 2
+    assert held[0] < held[1]
+
+
 def test_neighbours_share_orders_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that gives up on some caps still ends up with what the others found and proved."""
     real = search_runs.solve
