@@ -40,7 +40,7 @@ class Executor:
     `loss_fn(output, targets)` gives the mean loss of a microbatch, a tensor with one element. With `count_fn` it gives
     the sum instead, which is divided by `count_fn(targets)` of the whole batch: as where tokens are ignored, unevenly
     over microbatches. `tied`: parameters that other ranks hold copies of, by a name that all of them give; the copies
-    get the gradient of all, and must begin equal.
+    get the gradient of all, and must begin equal, which is looked at before the first training step.
 
     `process_group`: the default one unless given. `device`: that of the modules unless given. `timeout`: seconds
     without progress after which every rank raises. `trace`: keep the times of a step for `timeline()`.
@@ -79,9 +79,9 @@ class Executor:
         stages = plan.chunks(wire.rank)
         if not problem and len(chunks) != len(stages):
             problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {stages}"
-        problem = problem or unsupported(chunks) or _transport_problem(plan, wire)
         name = instance_name(wire)
         self._tied = Tied(wire, wire.store(name), tied)
+        problem = problem or unsupported(chunks) or _transport_problem(plan, wire) or self._tied.problem()
         self._tied.publish()
         agree(wire, name, plan, self._device.type, problem, timeout)
         self._tied.learn(plan.title)
@@ -161,8 +161,9 @@ class Executor:
     def load_state_dict(
         self, whole: torch.nn.Module, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Take over a `state_dict` that has been filled."""
+        """Take over a `state_dict` that has been filled. Call it on every rank."""
         load_stage_state(whole, state, optimizer)
+        self._tied.loaded()
 
     def renew_shapes(self) -> None:
         """Let the next step have other sizes than those before, as sequences of another length.
@@ -230,7 +231,7 @@ class Executor:
         if parts and wanted:
             given.compare_rows(rows)
         if train:
-            self._tied.begin()
+            self._tied.begin(self._watch)
         self._marks = given.marks
         self._loop.run(given, self._clock)
         if not last:

@@ -2,11 +2,15 @@
 
 Owners meet after a step's last call, name by name in one order that all ranks share, so that none waits in a circle.
 The first owner adds up in the order of ranks and sends the sum back: all copies get the same bits, and stay equal.
+That they begin equal is looked at once, before the first training step.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +21,8 @@ from pipedsl.runtime.rendezvous import linger
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TIED_TAG, ConnectionLost, Store, Wire
 
+_VALUES_POLL = 0.001  # seconds between two looks for another owner's values
+
 
 class Tied:
     """This rank's copies, by the name that all owners give."""
@@ -25,8 +31,19 @@ class Tied:
         self._wire = wire
         self._store = store
         self._own = dict(given or {})
-        self._owners: dict[str, list[int]] = {}
+        self._owners: dict[str, list[int]] = {}  # of those with a gradient
+        self._shared: dict[str, list[int]] = {}  # of all, frozen ones included
         self._earlier: dict[str, torch.Tensor | None] = {}
+        self._compared = False
+        self._loads = 0
+
+    def problem(self) -> str:
+        """What is wrong with what this rank was given, in words; empty where nothing is."""
+        names: dict[int, str] = {}
+        for name, parameter in self._own.items():
+            if (other := names.setdefault(id(parameter), name)) != name:
+                return f"one Parameter is tied by two names, {other!r} and {name!r}; its gradient would count twice"
+        return ""
 
     def publish(self) -> None:
         """Tell the others what is shared here; before the ranks meet."""
@@ -49,8 +66,10 @@ class Tied:
             raise PipelineError(f"{title} cannot start: " + "; ".join(complaints))
         for name, signatures in sorted(found.items()):
             _, _, trained = next(iter(signatures.values()))
-            if self._wire.rank in signatures and trained and len(signatures) > 1:
-                self._owners[name] = list(signatures)
+            if self._wire.rank in signatures and len(signatures) > 1:
+                self._shared[name] = list(signatures)
+                if trained:
+                    self._owners[name] = self._shared[name]
 
     def _complaints(self, name: str, found: Mapping[str, Mapping[int, Any]]) -> list[str]:
         """What is wrong with a name, of those that all ranks have given; the same on every rank."""
@@ -72,11 +91,46 @@ class Tied:
         """`id`s of the parameters that another rank counts, where each is to be counted once."""
         return {id(self._own[name]) for name, owners in self._owners.items() if owners[0] != self._wire.rank}
 
-    def begin(self) -> None:
-        """A step begins: put aside the gradients of earlier ones, which are sums already."""
+    def loaded(self) -> None:
+        """Parameters have other values: look at them again. On every rank."""
+        self._compared = False
+        self._loads += 1
+
+    def begin(self, watch: Watch) -> None:
+        """A step begins: put aside the gradients of earlier ones, which are sums already.
+
+        ValueError, before the first one, where copies begin with other values: they would never become equal.
+        """
+        if not self._compared:
+            self._compare(watch)
+            self._compared = True
         for name in self._owners:
             self._earlier[name] = self._own[name].grad
             self._own[name].grad = None
+
+    def _compare(self, watch: Watch) -> None:
+        """This rank's copies with those of the other owners, by their digests."""
+        if not self._shared:
+            return
+        me = self._wire.rank
+        own = {name: _digest(self._own[name]) for name in self._shared}
+        self._store.set(self._values_key(me), json.dumps(own))
+        for other in sorted({rank for owners in self._shared.values() for rank in owners} - {me}):
+            watch.position.note(f"comparing tied parameters with rank {other}", other)
+            while not self._store.check([self._values_key(other)]):
+                watch.stop_if_failed()
+                time.sleep(_VALUES_POLL)
+            theirs = json.loads(self._store.get(self._values_key(other)))
+            for name in sorted(own.keys() & theirs.keys()):
+                if own[name] != theirs[name]:
+                    raise ValueError(
+                        f"tied parameter {name!r} has other values on rank {max(me, other)} than on rank "
+                        f"{min(me, other)}, and training would keep them apart; load one state into both, or "
+                        "broadcast it, before the first step"
+                    )
+
+    def _values_key(self, rank: int) -> str:
+        return f"tied/{self._loads}/{rank}"
 
     def finish(self, watch: Watch) -> None:
         """The step's gradients are complete here: exchange them, and add the earlier ones."""
@@ -122,6 +176,13 @@ def local_part(gradient: torch.Tensor) -> torch.Tensor:
     """This rank's part of a distributed tensor, whose other parts are summed by the ranks that hold them."""
     to_local = getattr(gradient, "to_local", None)
     return gradient if to_local is None else to_local()
+
+
+def _digest(parameter: torch.Tensor) -> str:
+    """Of the bits of this rank's part of a parameter."""
+    plain = local_part(parameter.detach()).cpu().contiguous()
+    data = (ctypes.c_char * plain.nbytes).from_address(plain.data_ptr()) if plain.nbytes else b""
+    return hashlib.sha256(data).hexdigest()
 
 
 def _words(signature: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,6 +129,55 @@ def a_tied_name_with_one_owner(job: Job) -> None:
     tied = {names[job.rank]: nn.Parameter(torch.zeros(3))} if job.rank in names else None
     says = r"only rank 0 has a tied parameter 'embedding' \(.*'embedding', 'embeding', 'head'\).*; only rank 1 has "
     with pytest.raises(compiled.PipelineError, match=says):
+        compiled.Pipeline(nn.Identity(), tied=tied, timeout=90, process_group=job.group)
+
+
+@case
+def tied_copies_that_begin_apart(job: Job) -> None:
+    """Noticed before anything is computed with them, unless what is loaded first makes them equal."""
+    others = {
+        "as made": "tied parameter 'embedding' has other values on rank 3 than on rank 0",
+        "frozen": "tied parameter 'embedding' has other values on rank 3 than on rank 0",
+        "loaded": "",
+        "loaded apart": "tied parameter 'embedding' has other values on rank 3 than on rank 0",
+    }
+    for kind, says in others.items():
+        torch.manual_seed(3)
+        stages = tied_stages(P)
+        whole = nn.Sequential(*stages)
+        stages[-1].weight = nn.Parameter(stages[-1].weight.detach() + 1)
+        own = {0: stages[0][0].weight, P - 1: stages[-1].weight}
+        for weight in own.values():
+            weight.requires_grad = kind != "frozen"
+        tied = {"embedding": own[job.rank]} if job.rank in own else None
+        pipe = replace(job, group=dist.new_group()).pipeline("whole", stages, tied=tied)
+        batch, targets = next_tokens(0)
+        pipe.step(batch, targets, train=False)
+        state = {"model": whole.state_dict()}
+        if kind.startswith("loaded"):
+            state["model"]["0.0.weight"] = state["model"][f"{P - 1}.weight"].clone()
+            pipe.load_state_dict(whole, state)
+            pipe.step(batch, targets)
+        if kind == "loaded apart":
+            state["model"]["0.0.weight"] = -state["model"]["0.0.weight"]
+            pipe.load_state_dict(whole, state)
+        if says:
+            nn.ModuleList(stages).zero_grad()
+            with pytest.raises(RuntimeError) as caught:
+                pipe.step(batch, targets)
+            assert says in str(caught.value)
+            assert "load one state into both, or broadcast it, before the first step" in str(caught.value)
+            assert all(q.grad is None for stage in stages for q in stage.parameters())
+        else:
+            pipe.step(batch, targets)
+
+
+@case
+def a_parameter_tied_by_two_names(job: Job) -> None:
+    compiled = job.compiled("whole")
+    weight = nn.Parameter(torch.zeros(3))
+    tied = {"x": weight, "y": weight if job.rank == 2 else nn.Parameter(torch.zeros(3))}
+    with pytest.raises(compiled.PipelineError, match="rank 2: one Parameter is tied by two names, 'x' and 'y'"):
         compiled.Pipeline(nn.Identity(), tied=tied, timeout=90, process_group=job.group)
 
 
