@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 WORTH_DEFERRING = 1 << 24  # multiplications behind a gradient; to put one aside costs about as much as 1 << 20
@@ -36,7 +36,8 @@ class Rule(NamedTuple):
 
     `worth`: (module, x) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
     `run`: (module, x, weight, bias) to the output. `of_input`: (module, g, x, weight) to the input's gradient.
-    `of_weight`: the same to the weight's. `of_bias`: (module, g) to the bias's.
+    `of_weight`: the same to the weight's. `of_bias`: (module, g) to the bias's. `add_of_weight`: (gradient, g, x), adds
+    the weight's where it is, if that can be done without having it on its own first.
     """
 
     worth: Callable[[Any, torch.Tensor], int]
@@ -44,12 +45,7 @@ class Rule(NamedTuple):
     of_input: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     of_weight: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     of_bias: Callable[[Any, torch.Tensor], torch.Tensor]
-
-
-def _as_own(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """`y` in another shape, as a tensor that may be written to in place: a view that a Function returns may not."""
-    found: torch.Tensor = torch.ops.aten._unsafe_view.default(y, shape)
-    return found
+    add_of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] | None = None
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +54,9 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = functional.linear(_rows(x), weight, bias)
-    return y if x.dim() == 2 else _as_own(y, [*x.shape[:-1], y.shape[-1]])
+    if x.dim() != 2:  # a view, which `linear` would make, could not be written to in place behind a Function
+        y.resize_(*x.shape[:-1], y.shape[-1])
+    return y
 
 
 _LINEAR = Rule(
@@ -67,6 +65,7 @@ _LINEAR = Rule(
     of_input=lambda module, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
     of_weight=lambda module, g, x, weight: _rows(g).t().mm(_rows(x)),
     of_bias=lambda module, g: _rows(g).sum(0),
+    add_of_weight=lambda gradient, g, x: gradient.addmm_(_rows(g).t(), _rows(x)),
 )
 
 
@@ -111,7 +110,8 @@ def _embedding_worth(module: Any, x: torch.Tensor) -> int:
 
 def _embedding(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = functional.embedding(x, weight, module.padding_idx)
-    return _as_own(y, y.shape)
+    own: torch.Tensor = torch.ops.aten._unsafe_view.default(y, y.shape)  # it is a view, too
+    return own
 
 
 def _embedding_of_weight(module: Any, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,10 @@ _RULES: dict[Any, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A module and what it multiplies by: `weight` and `bias`, its `parameters` or casts of them."""
+    """A module and what it multiplies by: `weight` and `bias`, its `parameters` or casts of them.
+
+    `in_place`: nobody wants to hear from autograd when the parameters' gradients change.
+    """
 
     deferral: Deferral
     module: Any
@@ -146,6 +149,7 @@ class _Use:
     parameters: tuple[torch.nn.Parameter, torch.nn.Parameter | None]
     weight: torch.Tensor
     bias: torch.Tensor | None
+    in_place: bool
 
 
 class _Waiting(torch.autograd.Function):
@@ -248,7 +252,8 @@ class Deferral:
         if not _can_wait(weight) or not (bias is None or not bias.requires_grad or _can_wait(bias)):
             return None
         plain, worth, dtype = module.forward, rule.worth, weight.dtype
-        use = _Use(self, module, rule, (weight, bias), weight, bias)
+        in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
+        use = _Use(self, module, rule, (weight, bias), weight, bias, in_place)
 
         def forward(input: torch.Tensor) -> Any:
             if (
@@ -301,6 +306,23 @@ def _can_wait(parameter: Any) -> bool:
     )
 
 
+def _is_watched(parameter: torch.nn.Parameter) -> bool:
+    """Whether somebody holds the node of autograd that accumulates its gradient, as who has hooks there does.
+
+    It lives only as long as it is held: a mark on it is gone when it is made anew.
+    """
+    if not parameter.requires_grad:
+        return False
+    _marks_of(parameter)["pipedsl"] = True
+    return "pipedsl" in _marks_of(parameter)
+
+
+def _marks_of(parameter: torch.nn.Parameter) -> dict[str, Any]:
+    marks: Any = get_gradient_edge(parameter).node.metadata  # a property, though torch's types call it a method
+    found: dict[str, Any] = marks
+    return found
+
+
 def _not_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The modules of a tree that Python runs, without those inside what `torch.compile` has made."""
     seen: set[torch.nn.Module] = set()
@@ -337,13 +359,31 @@ def multiply(products: list[Product]) -> None:
     RuntimeError where one is made of something that was written to in between.
     """
     products.reverse()
-    while products:
-        use, g, x, g_version, x_version = products.pop()
-        _compare(use, "the output's gradient", g, g_version)
-        _compare(use, "the input", x, x_version)
-        rule, (weight, bias) = use.rule, use.parameters
-        gradient = rule.of_weight(use.module, g, x, use.weight).to(weight.dtype)
-        if bias is None or not bias.requires_grad:
-            run_backward((weight,), (gradient,))
-        else:
-            run_backward((weight, bias), (gradient, rule.of_bias(use.module, g).to(bias.dtype)))
+    with torch.no_grad():
+        while products:
+            use, g, x, g_version, x_version = products.pop()
+            _compare(use, "the output's gradient", g, g_version)
+            _compare(use, "the input", x, x_version)
+            rule, (weight, bias) = use.rule, use.parameters
+            add, total = rule.add_of_weight, weight.grad
+            if use.in_place and add and total is not None and g.dtype == x.dtype and _is_sum(total, g.dtype):
+                add(total, g, x)
+            else:
+                _accumulate(use, weight, rule.of_weight(use.module, g, x, use.weight))
+            if bias is not None and bias.requires_grad:
+                _accumulate(use, bias, rule.of_bias(use.module, g))
+
+
+def _is_sum(gradient: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a parameter's gradient is a plain tensor of this type, which another can be added to."""
+    plain = type(gradient) is torch.Tensor and gradient.layout == torch.strided
+    return plain and gradient.dtype == dtype and not gradient.requires_grad
+
+
+def _accumulate(use: _Use, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+    """Add to a parameter's gradient, by the engine where that may have more to do."""
+    gradient, total = gradient.to(parameter.dtype), parameter.grad
+    if use.in_place and total is not None and _is_sum(total, gradient.dtype):
+        total.add_(gradient)
+    else:
+        run_backward((parameter,), (gradient,))

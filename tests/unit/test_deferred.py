@@ -126,6 +126,40 @@ def test_gradients_are_those_of_torch(kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_add_up_where_they_are(kind: str) -> None:
+    """A second step's: in the same tensors, which others may hold, and as much as torch would add."""
+    torch.manual_seed(1)
+    make, x, _ = KINDS[kind]
+    x = x if isinstance(x, torch.Tensor) else torch.randn(x)
+    module = compare(make(), x, waits=KINDS[kind][2], bound=1e-5)
+    before = [q.grad for q in module.parameters()]
+    once = [None if g is None else g.clone() for g in before]
+    ours = Split(module)
+    ours.backward_input(gradient_for(ours.forward(x.clone())))
+    ours.backward_weight()
+    for q, g, each in zip(module.parameters(), before, once, strict=True):
+        assert q.grad is g
+        if g is not None:
+            assert each is not None
+            torch.testing.assert_close(g, 2 * each, rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_where_autograd_accumulates_hear_of_each_microbatch() -> None:
+    """As DistributedDataParallel and others set them: on a node that lives as long as they hold it."""
+    module = nn.Linear(4, 3)
+    seen: list[str] = []
+    nodes = [q.expand_as(q).grad_fn.next_functions[0][0] for q in module.parameters()]  # type: ignore[union-attr]
+    for name, node in zip(("weight", "bias"), nodes, strict=True):
+        node.register_hook(lambda *_, name=name: seen.append(name))
+    for _ in range(2):
+        ours = Split(module)
+        ours.backward_input(gradient_for(ours.forward(torch.randn(5, 4))))
+        assert ours.waiting == 1
+        ours.backward_weight()
+    assert seen.count("weight") == seen.count("bias") == 2
+
+
 def test_a_weight_used_in_three_ways_is_counted_once() -> None:
     class Tied(nn.Module):
         """An embedding whose weight is a head's too, and used once more without its module."""
