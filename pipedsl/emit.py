@@ -28,6 +28,7 @@ RUNTIME_MODULES = (
     "extras",
     "deferred",
     "chunk",
+    "seeded",
     "clock",
     "patience",
     "wire",

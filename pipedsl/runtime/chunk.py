@@ -67,6 +67,7 @@ class Chunk:
         self._split = frozenset(split)
         self._asked = asked_for(module)
         self._writes: bool | None = None  # whether the module writes to its input; None until it has run once
+        self.once = False  # a microbatch's forward must not run a second time, as it would draw other numbers
         self._deferral = Deferral(module)
         self._kept: dict[int, _Kept] = {}
         self._products: dict[int, list[Product]] = {}
@@ -84,7 +85,7 @@ class Chunk:
         """Run the module on what came from the stage before, and on those of the extras that it asks for."""
         inputs: list[torch.Tensor] = []
         leaves = []
-        guarded = self._writes is not False
+        guarded = self._writes is not False or self.once
         for leaf, needed in zip(arrived.leaves, arrived.needs, strict=True):
             if needed:
                 own = leaf.detach().requires_grad_()

@@ -114,6 +114,7 @@ class Executor:
         extras: Extras | None = None,
         train: bool = True,
         scale: float = 1.0,
+        seed: int | None = None,
     ) -> Any:
         """Run the schedule once.
 
@@ -124,6 +125,10 @@ class Executor:
 
         `extras`: read on every rank: keyword arguments for its stages. Each stage is given those that its forward
         names. Tensors are split as the batch is, other values given to every microbatch; or a list of m dicts.
+
+        `seed`: the same on every rank: what a forward draws at random, as in dropout, depends on this number, the stage
+        and the microbatch alone. Give every step another one, as its number. Unless given, forwards draw from the
+        process's generators as they come.
 
         `train=False`: forward only, without gradients. Modules keep their mode: call `.eval()` as usual. Without
         loss_fn or targets the last stage's rank gets the list of its outputs, one per microbatch.
@@ -136,7 +141,7 @@ class Executor:
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
             off = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
             with torch.set_grad_enabled(train), off, held_back(self._replicated):
-                result = self._run(batch, targets, extras, train, scale, autocast)
+                result = self._run(batch, targets, extras, train, scale, seed, autocast)
             if train:
                 self._reduce()
         return result
@@ -213,7 +218,18 @@ class Executor:
         finally:
             self._watch.end()
 
-    def _run(self, batch: Any, targets: Any, extras: Extras | None, train: bool, scale: float, autocast: bool) -> Any:
+    def _run(
+        self,
+        batch: Any,
+        targets: Any,
+        extras: Extras | None,
+        train: bool,
+        scale: float,
+        seed: int | None,
+        autocast: bool,
+    ) -> Any:
+        if seed is not None and type(seed) is not int:
+            raise TypeError(f"seed must be an int, not a {type(seed).__name__}")
         m, first, last = self._plan.microbatches, 0 in self._stages, self._plan.stages - 1 in self._stages
         parts, rows = split(batch, m, "the batch") if first else ([], 0)
         with_loss = self._loss_fn is not None and targets is not None
@@ -227,7 +243,7 @@ class Executor:
             if not 0 < count < math.inf:
                 raise ValueError(f"count_fn must return a positive number for the batch's targets, not {count:g}")
             share = 1 / count
-        given = Given(parts, rows, wanted, target_rows, split_extras(extras, m), scale * share, train, autocast)
+        given = Given(parts, rows, wanted, target_rows, split_extras(extras, m), scale * share, train, autocast, seed)
         if parts and wanted:
             given.compare_rows(rows)
         if train:

@@ -13,6 +13,7 @@ from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall, forward_only
+from pipedsl.runtime.seeded import seeded
 from pipedsl.runtime.timeline import labelled
 from pipedsl.runtime.tree import flatten
 from pipedsl.runtime.watch import Watch
@@ -25,7 +26,7 @@ class Given:
     """What one step is given, and what it makes: `results` and `marks`.
 
     `parts`, `wanted`, `extras`: the batch, the targets and the extra inputs, by microbatch; `rows`, `target_rows`: of
-    a microbatch. `seed`: what the backward of a microbatch's loss begins with.
+    a microbatch. `seed`: what the backward of a microbatch's loss begins with. `draws`: the seed of random numbers.
     """
 
     parts: list[Any]
@@ -36,6 +37,7 @@ class Given:
     seed: float
     train: bool
     autocast: bool
+    draws: int | None = None
     results: list[Any] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class Loop:
         self._seed = None
         for chunk in self._chunks.values():
             chunk.begin()
+            chunk.once = given.draws is not None
         if clock:
             clock.begin()
         self._exchange.begin(self._calls, given.train)
@@ -90,6 +93,10 @@ class Loop:
         program = self._programs[given.train]
         if given.autocast:
             program = [(call, self._under_autocast(act) if call.kind == "F" else act) for call, act in program]
+        if given.draws is not None:
+            program = [
+                (call, self._seeded(call, act, given.draws) if call.kind == "F" else act) for call, act in program
+            ]
         if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # else names cost more than the loop
             program = [(call, labelled(call, act)) for call, act in program]
         if clock:
@@ -117,6 +124,15 @@ class Loop:
     def _under_autocast(self, act: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             with torch.autocast(self._device.type):
+                act()
+
+        return run
+
+    def _seeded(self, call: PlannedCall, act: Callable[[], None], seed: int) -> Callable[[], None]:
+        stage, microbatch = call.stage % (self._last + 1), call.microbatch
+
+        def run() -> None:
+            with seeded(seed, stage, microbatch):
                 act()
 
         return run

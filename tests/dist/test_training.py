@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.cases import composing, flowing, saving, training
+from tests.dist.cases import composing, flowing, random_numbers, saving, training
 from tests.support import compiled
 from tests.support.job import M, run_cases
 
@@ -23,6 +23,8 @@ FILES = {
     "split": (compiled.SPLIT, RANKS, M),
     "split_2": (compiled.SPLIT, 2, M),
     "v_shape": (compiled.V_SHAPE, RANKS, M),
+    "v_shape_2": (compiled.V_SHAPE, 2, M),
+    "v_shape_1": (compiled.V_SHAPE, 1, M),
     "last_first": (compiled.LAST_FIRST, RANKS, M),
 }
 
@@ -32,4 +34,5 @@ FILES = {
 def test_training_as_people_do_it(tmp_path: Path) -> None:
     for file, (schedule, p, m) in FILES.items():
         compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
-    run_cases(WORKER, RANKS, tmp_path, [*training.CASES, *flowing.CASES, *composing.CASES, *saving.CASES])
+    cases = (training, flowing, random_numbers, composing, saving)
+    run_cases(WORKER, RANKS, tmp_path, [name for each in cases for name in each.CASES])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.dist.cases import composing, flowing, saving, training
+from tests.dist.cases import composing, flowing, random_numbers, saving, training
 from tests.support.job import work
 
 if __name__ == "__main__":
-    work({**training.CASES, **flowing.CASES, **composing.CASES, **saving.CASES})
+    work({**training.CASES, **flowing.CASES, **random_numbers.CASES, **composing.CASES, **saving.CASES})
