@@ -62,6 +62,7 @@ class Loop:
         device: torch.device,
     ) -> None:
         self._last = plan.stages - 1
+        self._stages = plan.stages
         self._microbatches = plan.microbatches
         self._chunks = chunks
         self._loss_fn = loss_fn
@@ -129,7 +130,7 @@ class Loop:
         return run
 
     def _seeded(self, call: PlannedCall, act: Callable[[], None], seed: int) -> Callable[[], None]:
-        stage, microbatch = call.stage % (self._last + 1), call.microbatch
+        stage, microbatch = call.stage % self._stages, call.microbatch
 
         def run() -> None:
             with seeded(seed, stage, microbatch):
