@@ -6,9 +6,11 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from pipedsl import __version__
 from pipedsl.calls import CallKind, Calls
@@ -42,6 +44,7 @@ RUNTIME_MODULES = (
     "exchange",
     "loop",
     "tied",
+    "copies",
     "norms",
     "scaling",
     "checkpoint",
@@ -67,7 +70,8 @@ def emit(program: Program, calls: Calls, *, source: Source, transports: Mapping[
 
 def _text(program: Program, calls: Calls, source: Source, transports: Mapping[str, str]) -> str:
     lines = ["\n".join(_lines(program, calls, rank)) for rank in range(calls.ranks)]
-    placement = [int(rank) for rank in program.placement[0]]
+    copies = program.placement.tolist()
+    names = list(program.copies or map(str, range(len(copies)))) if len(copies) > 1 else []
     imports, bodies = _runtime()
     params_text = json.dumps(dict(program.params), sort_keys=True)
     fingerprint = _fingerprint(__version__, source.text, params_text, *lines, imports, *bodies)
@@ -81,11 +85,12 @@ def _text(program: Program, calls: Calls, source: Source, transports: Mapping[st
         f"from __future__ import annotations\n\n{imports}\n",
         f"PARAMS = {json.dumps(dict(program.params))}\n"
         f"STAGES = {program.stages}\n"
-        f"PLACEMENT = {placement}  # the rank of every stage\n"
+        f"PLACEMENT = {copies if names else copies[0]}  # the rank of every stage{', of each copy' if names else ''}\n"
         f"TRANSPORTS = {json.dumps(dict(transports))}\n"
         f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters, the calls, and what runs them\n',
         "# Every rank's calls, in order: `F stage microbatch line`, `isend message peer line`, `wait request line`.\n"
         "# Message F3@1 is microbatch 3's activation to stage 1, B3@1 its gradient; lines are the schedule's.\n"
+        f"{_numbers(program, names)}"
         f"CALLS = (\n{data})\n",
         *bodies,
         f"""PLAN = Plan(
@@ -96,10 +101,16 @@ def _text(program: Program, calls: Calls, source: Source, transports: Mapping[st
     transports=TRANSPORTS,
     ranks={program.ranks},
     stages=STAGES,
-    microbatches={program.microbatches},
-    placement=PLACEMENT,
+    microbatches={program.microbatches * len(copies)},
+    placement={"[rank for copy in PLACEMENT for rank in copy]" if names else "PLACEMENT"},
     calls=CALLS,
+    copies={json.dumps(names)},
 )
+
+
+def stages_of(rank):
+    \"\"\"The stage of each of a rank's modules, in order.\"\"\"
+    return [stage % STAGES for stage in PLAN.chunks(rank)]
 
 
 class Pipeline(Executor):
@@ -142,8 +153,6 @@ def runnable(transports: Iterable[str]) -> bool:
 
 
 def _refuse_unsupported(program: Program, calls: Calls) -> None:
-    if program.placement.shape[0] > 1:
-        raise DiagnosticError([Diagnostic("PD113", "replicas cannot be compiled yet", program.header_span)])
     if (calls.batch >= 0).any():
         raise DiagnosticError(
             [Diagnostic("PD113", "batched communication cannot be compiled yet", program.header_span)]
@@ -157,15 +166,36 @@ def _lines(program: Program, calls: Calls, rank: int) -> Iterator[str]:
     words = {int(kind): kind.name.lower() for kind in CallKind}
     first, last = int(calls.offsets[rank]), int(calls.offsets[rank + 1])
     columns = (calls.kind, calls.op, calls.request, calls.tag, calls.peer)
+    stage = program.replica.astype(np.int64) * program.stages + program.stage
+    microbatch = program.replica.astype(np.int64) * program.microbatches + program.microbatch
     for kind, op, request, tag, peer in zip(*(column[first:last].tolist() for column in columns), strict=True):
         line = line_of_span[int(program.span[op])] if op >= 0 else 0
         if kind == CallKind.COMPUTE:
             operation = names[Kind(int(program.kind[op]))]
-            yield f"{operation} {program.stage[op]} {program.microbatch[op]} {line}"
+            yield f"{operation} {stage[op]} {microbatch[op]} {line}"
         elif kind == CallKind.WAIT:
             yield f"wait {request} {line}"
         else:
-            yield f"{words[kind]} {calls.tags[tag]} {peer} {line}"
+            yield f"{words[kind]} {_message(program, calls.tags[tag])} {peer} {line}"
+
+
+def _message(program: Program, tag: str) -> str:
+    """`F3@1` for itself; of a copy's `F3@1/2` the numbers that count on from copy to copy."""
+    message, _, copy = tag.partition("/")
+    if not copy:
+        return tag
+    microbatch, stage = map(int, message[1:].split("@"))
+    replica = int(copy)
+    return f"{tag[0]}{replica * program.microbatches + microbatch}@{replica * program.stages + stage}"
+
+
+def _numbers(program: Program, names: Sequence[str]) -> str:
+    """How the copies' stages and microbatches are numbered, as comments."""
+    return "".join(
+        f"# {name}: stages {k * program.stages} to {(k + 1) * program.stages - 1}, "
+        f"microbatches {k * program.microbatches} to {(k + 1) * program.microbatches - 1}.\n"
+        for k, name in enumerate(names)
+    )
 
 
 def _fingerprint(*texts: str) -> str:
@@ -185,8 +215,12 @@ def _verdict(transports: Mapping[str, str]) -> str:
 
 
 def _use(program: Program) -> str:
-    return f"""Needs torch alone. Start {program.ranks} processes with torchrun; in each, with this rank's stages in
-order (`[s for s in range(STAGES) if PLACEMENT[s] == rank]`):
+    copies = len(program.placement)
+    shared = f"""
+Every stage has {copies} copies, which must begin equal. Each runs its part of the batch, and gets the gradient of all.
+"""
+    return f"""Needs torch alone. Start {program.ranks} processes with torchrun; in each, with the modules of this
+rank's stages, `[stages[s] for s in stages_of(rank)]`:
 
     pipe = Pipeline(stage_modules, loss_fn=loss_fn)
     for batch, targets in loader:
@@ -194,8 +228,8 @@ order (`[s for s in range(STAGES) if PLACEMENT[s] == rank]`):
         optimizer.step()
         optimizer.zero_grad()
 
-A batch has a multiple of {program.microbatches} rows. Each stage is called with what the stage before it returned.
-"""
+A batch has a multiple of {copies * program.microbatches} rows. Each stage is called with what the one before returned.
+{shared if copies > 1 else ""}"""
 
 
 def _one_line(text: str) -> str:

@@ -221,6 +221,7 @@ class _Expansion:
             memory=memory,
             header_span=self.schedule.header.span,
             rank_spans=tuple(blocks[owner].block.span for owner in owners),
+            copies=tuple(names),
         )
         return program, rows
 

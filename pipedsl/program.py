@@ -99,7 +99,7 @@ class Program:
     """Every rank's operations.
 
     `placement`: (replicas, stages) -> rank. `offsets`: (p + 1,). `kind`, `stage`, `microbatch`, `replica`,
-    `span` (an index into `spans`): (operations,).
+    `span` (an index into `spans`): (operations,). `copies`: the names of the replicas, where there are several.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Program:
     memory: Memory = field(repr=False)
     header_span: Span | None = None
     rank_spans: tuple[Span | None, ...] = ()
+    copies: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.offsets[-1])

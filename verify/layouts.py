@@ -66,7 +66,7 @@ def first_receives(program: Program, calls: Calls) -> dict[int, int]:
     """The row of the first receive of every boundary and direction, and of the F whose output it has the layout of."""
     rows = np.flatnonzero(calls.op >= 0)
     op = calls.op[rows]
-    stage = program.stage[op].astype(np.int64)
+    stage = program.replica[op].astype(np.int64) * program.stages + program.stage[op]
     forward = (calls.kind[rows] == CallKind.COMPUTE) & (program.kind[op] == Kind.F)
     stages, at = np.unique(stage[forward], return_index=True)
     first_forward = dict(zip(stages.tolist(), rows[forward][at].tolist(), strict=True))

@@ -14,7 +14,10 @@ Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it be
 
 
 class Event(NamedTuple):
-    """A computation as it ran, `label` as `F3@2`; `start` and `end` in seconds of this machine's clock."""
+    """A computation as it ran, `label` as `F3@2`; `start` and `end` in seconds of this machine's clock.
+
+    Where there are copies of the stages, `label` is `F3@2/up`, and `stage` and `microbatch` are those of the copy.
+    """
 
     label: str
     kind: str
@@ -47,10 +50,10 @@ class Clock:
         event.record()
         return event
 
-    def events(self, marks: Iterable[Mark]) -> list[Event]:
-        """What was marked, in order."""
+    def events(self, marks: Iterable[Mark], stages: int) -> list[Event]:
+        """What was marked, in order. `stages`: of one copy."""
         return [
-            Event(f"{c.kind}{c.microbatch}@{c.stage}", c.kind, c.stage, c.microbatch, self.read(a), self.read(b))
+            Event(f"{c.kind}{c.number}@{c.stage_name}", c.kind, c.stage % stages, c.number, self.read(a), self.read(b))
             for c, a, b in marks
         ]
 

@@ -65,6 +65,8 @@ class Exchange:
         self._device = device
         self._watch = watch
         self._stages = frozenset(plan.chunks(wire.rank))
+        self._names = [plan.stage_name(stage) for stage in range(len(plan.placement))]
+        self._numbers = [plan.microbatch_name(microbatch) for microbatch in range(plan.microbatches)]
         self._layouts: dict[tuple[bool, int], Layout] = {}
         self._inputs: dict[tuple[int, int], Arrived] = {}
         self._local: dict[tuple[int, int], _Handed] = {}
@@ -113,7 +115,7 @@ class Exchange:
     def take_input(self, stage: int, microbatch: int) -> Arrived:
         handed = self._local.pop((stage, microbatch), None)
         if handed is not None:
-            handed.check(f"the output of stage {stage - 1} for microbatch {microbatch}")
+            handed.check(f"the output of stage {self._names[stage - 1]} for microbatch {self._numbers[microbatch]}")
         return self._inputs.pop((stage, microbatch))
 
     def take_gradients(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
@@ -144,7 +146,8 @@ class Exchange:
         if agreed is None or stage in self._stages:
             if len(layout.tensors) > TENSORS_PER_MESSAGE and stage not in self._stages:
                 raise ValueError(
-                    f"stage {stage - 1} returned {len(layout.tensors)} tensors; at most {TENSORS_PER_MESSAGE} can go"
+                    f"stage {self._names[stage - 1]} returned {len(layout.tensors)} tensors; "
+                    f"at most {TENSORS_PER_MESSAGE} can go"
                 )
             self._layouts[self._train, stage] = layout
             if stage not in self._stages:
@@ -157,7 +160,7 @@ class Exchange:
                 "call renew_shapes() on every rank before a step of other sizes"
             )
         raise ValueError(
-            f"stage {stage - 1} returned {layout} for microbatch {microbatch}, "
+            f"stage {self._names[stage - 1]} returned {layout} for microbatch {self._numbers[microbatch]}, "
             f"but the ranks agreed on {agreed} at the first step; "
             "call renew_shapes() on every rank before a step of other sizes"
         )
@@ -192,7 +195,8 @@ class Exchange:
             return partial(self._finish_receive, call.request)
         maker = call.stage if call.backward else call.stage - 1
         what = "gradient of the output" if call.backward else "output"
-        return partial(self._finish_send, call.request, f"the {what} of stage {maker} for microbatch {call.microbatch}")
+        of = f"stage {self._names[maker]} for microbatch {call.number}"
+        return partial(self._finish_send, call.request, f"the {what} of {of}")
 
     def _send(self, call: PlannedCall, tag: int) -> None:
         handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
 from pipedsl.runtime.clock import Clock, Mark
+from pipedsl.runtime.copies import Copies
 from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients, replicated_parts, unsupported
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
@@ -78,13 +79,19 @@ class Executor:
             )
         stages = plan.chunks(wire.rank)
         if not problem and len(chunks) != len(stages):
-            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {stages}"
+            names = ", ".join(map(plan.stage_name, stages))
+            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
         name = instance_name(wire)
         self._tied = Tied(wire, wire.store(name), tied)
         problem = problem or unsupported(chunks) or _transport_problem(plan, wire) or self._tied.problem()
         self._tied.publish()
+        self._copies = Copies(
+            wire, wire.store(name), plan, dict(zip(stages, chunks, strict=False)), loss_fn, tied or {}
+        )
+        self._copies.publish()
         agree(wire, name, plan, self._device.type, problem, timeout)
         self._tied.learn(plan.title)
+        self._copies.learn()
         self._plan = plan
         self._wire = wire
         self._loss_fn = loss_fn
@@ -96,9 +103,10 @@ class Executor:
         self._timelines = 0  # how many have been asked for
         self._clock = Clock(self._device) if trace else None
         self._marks: Sequence[Mark] = ()
-        calls = merge_backwards(read_calls(plan.calls[wire.rank]))
+        calls = merge_backwards(read_calls(plan, wire.rank))
+        self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
-            stage: make_chunk(module, plan.microbatches, split_backwards(calls, stage))
+            stage: make_chunk(module, plan.microbatches_each, split_backwards(calls, stage))
             for stage, module in zip(stages, chunks, strict=True)
         }
         self._watch = Watch(plan, wire, name, timeout, post_mortem_folder(post_mortem))
@@ -169,6 +177,7 @@ class Executor:
         """Take over a `state_dict` that has been filled. Call it on every rank."""
         load_stage_state(whole, state, optimizer)
         self._tied.loaded()
+        self._copies.loaded()
 
     def renew_shapes(self) -> None:
         """Let the next step have other sizes than those before, as sequences of another length.
@@ -185,7 +194,7 @@ class Executor:
         """
         modules = [*self._modules, *([self._loss_fn] if isinstance(self._loss_fn, torch.nn.Module) else [])]
         parameters = [q for module in modules for q in module.parameters()]
-        elsewhere = self._tied.counted_elsewhere()
+        elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
         with self._together("clipping the gradients"):
             return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 
@@ -197,7 +206,8 @@ class Executor:
         self._timelines += 1
         store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
         with self._together("gathering the timeline"):
-            return gather_timeline(self._wire, store, [] if self._clock is None else self._clock.events(self._marks))
+            events = [] if self._clock is None else self._clock.events(self._marks, self._plan.stages)
+            return gather_timeline(self._wire, store, events)
 
     # ------------------------------------------------------------------ inside a step
 
@@ -230,7 +240,8 @@ class Executor:
     ) -> Any:
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed must be an int, not a {type(seed).__name__}")
-        m, first, last = self._plan.microbatches, 0 in self._stages, self._plan.stages - 1 in self._stages
+        m = self._plan.microbatches
+        first, last = (any(map(each, self._stages)) for each in (self._plan.is_first, self._plan.is_last))
         parts, rows = split(batch, m, "the batch") if first else ([], 0)
         with_loss = self._loss_fn is not None and targets is not None
         wanted, target_rows = split(targets, m, "targets") if last and with_loss else ([], 0)
@@ -248,17 +259,20 @@ class Executor:
             given.compare_rows(rows)
         if train:
             self._tied.begin(self._watch)
+            self._copies.begin()
         self._marks = given.marks
         self._loop.run(given, self._clock)
         if not last:
             return None
+        results = [given.results[i] for i in self._own_results]
         if not with_loss:
-            return given.results
-        losses = torch.stack(given.results)
+            return results
+        losses = torch.stack(results)
         return losses if self._count_fn is None else losses * (share * m)
 
     def _reduce(self) -> None:
         """After the last backward: sum what ranks share, and average over replicas."""
+        self._copies.finish(self._watch)
         self._tied.finish(self._watch)
         for each in self._replicated:
             self._watch.stop_if_failed()

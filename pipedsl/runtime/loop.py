@@ -61,7 +61,9 @@ class Loop:
         watch: Watch,
         device: torch.device,
     ) -> None:
-        self._last = plan.stages - 1
+        self._firsts = frozenset(stage for stage in chunks if plan.is_first(stage))
+        self._lasts = frozenset(stage for stage in chunks if plan.is_last(stage))
+        self._names = {stage: plan.stage_name(stage) for stage in chunks}
         self._stages = plan.stages
         self._microbatches = plan.microbatches
         self._chunks = chunks
@@ -140,14 +142,14 @@ class Loop:
 
     def _forward(self, chunk: Chunk, stage: int, microbatch: int) -> None:
         given = self._given
-        if stage == 0:
+        if stage in self._firsts:
             value, given.parts[microbatch] = given.parts[microbatch], None
             output, rows = chunk.run_first(microbatch, value, given.extras[microbatch]), given.rows
         else:
             arrived = self._exchange.take_input(stage, microbatch)
             output, rows = chunk.forward(microbatch, arrived, given.extras[microbatch]), arrived.rows
-        if stage < self._last:
-            structure, outputs = flatten(output, "the output of stage ", stage)
+        if stage not in self._lasts:
+            structure, outputs = flatten(output, "the output of stage ", self._names[stage])
             self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, chunk.handed_over(outputs))
         elif given.wanted:
             outputs = [self._loss(output, microbatch, rows)]
@@ -183,12 +185,12 @@ class Loop:
     def _backward(
         self, run: Callable[[int, Sequence[torch.Tensor]], list[torch.Tensor]], stage: int, microbatch: int
     ) -> None:
-        if stage == self._last:
+        if stage in self._lasts:
             gradients: Sequence[torch.Tensor] = self._seeds.pop(microbatch)
         else:
             gradients = self._exchange.take_gradients(stage, microbatch)
         results = run(microbatch, gradients)
-        if stage > 0:
+        if stage not in self._firsts:
             self._exchange.give_gradients(stage - 1, microbatch, results)
 
 

@@ -16,6 +16,10 @@ class PipelineError(RuntimeError):
 class Plan:
     """A compiled schedule. `calls[r]` holds rank r's calls, one a line; `placement[s]` is the rank of stage s.
 
+    `copies` names the copies of all stages, where there are several. The numbers of stages and microbatches then count
+    on from copy to copy: the second one's first stage has the number `stages`, the number of stages of one copy, and
+    `microbatches` is how many all of them run in a step. For people a stage is called `1/up`.
+
     A line is a computation `F stage microbatch line`, a message `isend F3@1 peer line` (or irecv, send, recv) or
     `wait request line`; `request` counts the rank's isends and irecvs from 0, `line` is that of the schedule's text.
     `transports`: the verdict on each, as `{"gloo": "safe"}`.
@@ -31,10 +35,37 @@ class Plan:
     microbatches: int
     placement: Sequence[int]
     calls: Sequence[str] = field(repr=False)
+    copies: Sequence[str] = ()
 
     def chunks(self, rank: int) -> list[int]:
         """The stages of a rank, in chunk order."""
         return [stage for stage, owner in enumerate(self.placement) if owner == rank]
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage reads the batch."""
+        return stage % self.stages == 0
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage's output is the model's."""
+        return stage % self.stages == self.stages - 1
+
+    @property
+    def microbatches_each(self) -> int:
+        """How many microbatches a copy runs in a step."""
+        return self.microbatches // max(1, len(self.copies))
+
+    def own_microbatches(self, stage: int) -> range:
+        """Those that a stage runs."""
+        first = stage // self.stages * self.microbatches_each
+        return range(first, first + self.microbatches_each)
+
+    def stage_name(self, stage: int) -> str:
+        """A stage as people call it: `1`, or `1/up`."""
+        return f"{stage % self.stages}/{self.copies[stage // self.stages]}" if self.copies else str(stage)
+
+    def microbatch_name(self, microbatch: int) -> int:
+        """A microbatch as its copy counts it."""
+        return microbatch % self.microbatches_each
 
     @property
     def title(self) -> str:
@@ -48,7 +79,7 @@ class PlannedCall:
 
     `stage`, `microbatch`: of the computation, or of the message, whose stage is its destination. `backward`: the
     message is a gradient. `peer`: the other rank, also of a wait, else -1. `request`: of isend, irecv and wait, else
-    -1. `receives`: of a message and of a wait.
+    -1. `receives`: of a message and of a wait. `stage_name`, `number`: stage and microbatch as people call them.
     """
 
     kind: str
@@ -59,6 +90,8 @@ class PlannedCall:
     backward: bool
     receives: bool
     line: int
+    stage_name: str
+    number: int
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -66,12 +99,12 @@ class PlannedCall:
 
     @property
     def message(self) -> str:
-        return f"{'B' if self.backward else 'F'}{self.microbatch}@{self.stage}"
+        return f"{'B' if self.backward else 'F'}{self.number}@{self.stage_name}"
 
     def describe(self, source: str) -> str:
         """`F of stage 1, microbatch 3 (x.sched:14)`, `wait for B3@1 from rank 2 (x.sched:14)`."""
         if self.kind in COMPUTE_KINDS:
-            text = f"{self.kind} of stage {self.stage}, microbatch {self.microbatch}"
+            text = f"{self.kind} of stage {self.stage_name}, microbatch {self.number}"
         elif self.kind == "wait":
             way = "to arrive from" if self.receives else "to be taken by"
             text = f"wait for {self.message} {way} rank {self.peer}"
@@ -80,32 +113,33 @@ class PlannedCall:
         return f"{text} ({source}:{self.line})" if self.line else text
 
 
-def read_calls(text: str) -> list[PlannedCall]:
+def read_calls(plan: Plan, rank: int) -> list[PlannedCall]:
     """The calls of one rank from their lines. ValueError where a line is not one."""
+
     calls: list[PlannedCall] = []
     requests: list[PlannedCall] = []
-    for row in text.split("\n"):
+    for row in plan.calls[rank].split("\n"):
         if not row:
             continue
         kind, *words = row.split(" ")
         if kind in COMPUTE_KINDS:
             stage, microbatch, line = map(int, words)
-            calls.append(PlannedCall(kind, stage, microbatch, -1, -1, False, False, line))
+            names = plan.stage_name(stage), plan.microbatch_name(microbatch)
+            calls.append(PlannedCall(kind, stage, microbatch, -1, -1, False, False, line, *names))
         elif kind == "wait":
             request, line = map(int, words)
             made = requests[request]
-            calls.append(
-                PlannedCall(kind, made.stage, made.microbatch, made.peer, request, made.backward, made.receives, line)
-            )
+            calls.append(replace(made, kind=kind, request=request, line=line))
         elif kind in ("isend", "irecv", "send", "recv"):
             message, peer, line = words[0], int(words[1]), int(words[2])
             microbatch, stage = map(int, message[1:].split("@"))
             request = len(requests) if kind[0] == "i" else -1
             receives = kind.endswith("recv")
-            call = PlannedCall(kind, stage, microbatch, peer, request, message[0] == "B", receives, line)
-            calls.append(call)
+            names = plan.stage_name(stage), plan.microbatch_name(microbatch)
+            backward = message[0] == "B"
+            calls.append(PlannedCall(kind, stage, microbatch, peer, request, backward, receives, line, *names))
             if kind[0] == "i":
-                requests.append(call)
+                requests.append(calls[-1])
         else:
             raise ValueError(f"not a call: {row!r}")
     return calls

@@ -87,7 +87,7 @@ class PostMortem:
             "fingerprint": plan.fingerprint,
             "rank": rank,
             "ranks": plan.ranks,
-            "stages": plan.chunks(rank),
+            "stages": [plan.stage_name(stage) if plan.copies else stage for stage in plan.chunks(rank)],
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "torch": torch.__version__,

@@ -76,12 +76,12 @@ class Timeline:
 def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeline:
     """The events of all ranks; every rank must call it. `store`: used for nothing else, and empty again afterwards."""
     offset, error = clock_offset(wire, store, time.time)
-    own = [[each.kind, each.stage, each.microbatch, each.start + offset, each.end + offset] for each in events]
+    own = [each._replace(start=each.start + offset, end=each.end + offset) for each in events]
     store.set(f"events/{wire.rank}", json.dumps([error, own]))
     ranks, errors = [], []
     for rank in range(wire.size):
         error, rows = json.loads(store.get(f"events/{rank}"))
-        ranks.append(tuple(Event(f"{kind}{mb}@{stage}", kind, stage, mb, *times) for kind, stage, mb, *times in rows))
+        ranks.append(tuple(Event(*row) for row in rows))
         errors.append(error)
     if store.add("read", 1) == wire.size:
         for rank in range(wire.size):
@@ -117,7 +117,7 @@ def clock_offset(wire: Wire, store: Store, now: Callable[[], float]) -> tuple[fl
 
 def labelled(call: PlannedCall, act: Callable[[], None]) -> Callable[[], None]:
     """`act` under a name in torch's profiler: `F s2 mb3`, or `wait F3@2` and the like for what is no computation."""
-    name = f"{call.kind} s{call.stage} mb{call.microbatch}"
+    name = f"{call.kind} s{call.stage_name} mb{call.number}"
     if call.kind not in COMPUTE_KINDS:
         name = f"{call.kind} {call.message}"
 

@@ -21,6 +21,7 @@ _TAG_LIMIT = 1 << 30
 _WAKE_TAG = _TAG_LIMIT + 1  # no message has it, so a receive with it never completes
 WARM_UP_TAG = _TAG_LIMIT + 2
 TIED_TAG = _TAG_LIMIT + 3
+COPIES_TAG = _TAG_LIMIT + 4
 
 
 class ConnectionLost(RuntimeError):

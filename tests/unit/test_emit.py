@@ -104,7 +104,7 @@ def test_the_calls_read_back_are_the_calls(schedule: str, tmp_path: Path) -> Non
     source, program, calls = compiled.build(schedule, p=3, m=4)
     plan = load(compiled.compile_to(tmp_path / "x.py", schedule, p=3, m=4)).PLAN
     for rank in range(3):
-        read = read_calls(plan.calls[rank])
+        read = read_calls(plan, rank)
         assert len(read) == len(calls.rows(rank))
         for call, row in zip(read, calls.rows(rank), strict=True):
             kind = CallKind(calls.kind[row])

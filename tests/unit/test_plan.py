@@ -8,7 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from pipedsl.runtime import position as position_module
-from pipedsl.runtime.plan import merge_backwards, read_calls, split_backwards
+from pipedsl.runtime.plan import Plan, merge_backwards, read_calls, split_backwards
+
+
+def planned(text: str) -> Plan:
+    return Plan("x", "x.sched", {}, "", {}, ranks=1, stages=2, microbatches=3, placement=[0, 0], calls=[text])
+
 
 TEXT = """F 0 0 5
 F 0 1 5
@@ -24,7 +29,7 @@ W 0 2 8
 
 def test_neighbours_become_one_backward() -> None:
     """Not where a message leaves between them, which would have to wait for W, nor those of others."""
-    calls = read_calls(TEXT)
+    calls = read_calls(planned(TEXT), 0)
     merged = merge_backwards(calls)
     assert [f"{call.kind}{call.microbatch}@{call.stage}:{call.line}" for call in merged] == [
         "F0@0:5",
@@ -44,7 +49,7 @@ def test_neighbours_become_one_backward() -> None:
 def test_how_long_a_rank_has_stood_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(position_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    first, second, *_ = read_calls(TEXT)
+    first, second, *_ = read_calls(planned(TEXT), 0)
     position = position_module.Position("x.sched")
     seen = []
     for at, step, moment in ((first, 1, 101), (first, 1, 103), (second, 1, 104), (second, 1, 105), (second, 2, 109)):

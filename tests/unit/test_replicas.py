@@ -18,8 +18,10 @@ from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
 from pipedsl.lower import lower
 from pipedsl.program import Kind, Program
+from pipedsl.runtime.plan import read_calls
 from pipedsl.sched_text import program_text
 from pipedsl.simulate import simulate
+from tests.support.worker import load
 from verify.search import Budget, Infeasible, Objective, Problem, make_problem, solve, uniform_costs
 
 CHIMERA = str(Path(__file__).parents[2] / "examples" / "chimera.sched")
@@ -122,10 +124,22 @@ def test_for_all_m_is_unknown() -> None:
     assert "replicas" in found.diagnostics[0].message
 
 
-def test_they_are_not_compiled_yet(tmp_path: object) -> None:
-    result = CliRunner().invoke(cli, ["compile", CHIMERA, "-D", "p=2", "-D", "m=1", "-o", f"{tmp_path}/x.py"])
-    assert result.exit_code == 1
-    assert "replicas cannot be compiled yet" in result.output
+def test_the_file_says_which_stage_is_whose(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    result = CliRunner().invoke(cli, ["compile", CHIMERA, "-D", "p=4", "-D", "m=2", "-o", str(path)])
+    assert result.exit_code == 0, result.output
+    module = load(path)
+    assert module.PLACEMENT == [[0, 1, 2, 3], [3, 2, 1, 0]]
+    assert [module.stages_of(rank) for rank in range(4)] == [[0, 3], [1, 2], [2, 1], [3, 0]]
+    words = expand(pipedsl.load(CHIMERA), {"p": 4, "m": 2})
+    for rank in range(4):
+        ran = [call for call in read_calls(module.PLAN, rank) if call.kind in ("F", "B")]
+        assert [f"{call.kind}{call.number}@{call.stage_name}" for call in ran] == [
+            f"{Kind(words.kind[row]).name}{words.microbatch[row]}@{words.stage[row]}/{words.copies[words.replica[row]]}"
+            for row in words.rows(rank)
+        ]
+        # Every microbatch of the step once: the copies divide the batch.
+        assert sorted(call.microbatch for call in ran if call.kind == "F") == [0, 1, 2, 3]
 
 
 # --------------------------------------------------------------------- search

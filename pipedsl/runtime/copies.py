@@ -1,0 +1,393 @@
+"""Stages that there are several copies of: once per step their gradients are summed, so all copies have the same.
+
+The ranks that hold a parameter meet after a step's last call. Every two of them exchange what they have, and each adds
+up in the order of ranks: all get the same bits, and copies that begin equal stay equal. All ranks go through the groups
+of ranks in one order, so none waits in a circle; of every two the lower one sends first, as where a rank's messages
+run one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipedsl.runtime.plan import PipelineError, Plan
+from pipedsl.runtime.rendezvous import linger
+from pipedsl.runtime.tied import local_part
+from pipedsl.runtime.watch import Watch
+from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
+
+_BUCKET = 1 << 24  # bytes that are sent at once, so that small gradients cost no message each
+_DIGEST_CHUNK = 1 << 20  # words that a digest looks at together
+_MIX = (-7046029254386353131, -4417276706812531889)  # odd constants, without any pattern
+
+Kind = list[Any]  # shape, type, type of the gradient, whether it is trained
+Entry = tuple[str, int, Kind]  # a parameter: its name in its module, its number on its rank, its kind
+Held = tuple[int, list[Entry]]  # a stage, and the parameters of a copy of it; the loss function counts as the last one
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A parameter with copies, as one rank sees it.
+
+    `own`: what it holds of it, usually one. `owners`: the ranks that hold it, in order, this one included.
+    """
+
+    name: str
+    own: tuple[torch.nn.Parameter, ...]
+    owners: tuple[int, ...]
+    trained: bool
+    gradient_type: str
+
+    def counted(self, rank: int) -> int:
+        """How many of its own count, where all copies together count once: 1 or 0."""
+        return int(self.owners[0] == rank)
+
+
+class Copies:
+    """The parameters of this rank that there are copies of, here or on other ranks.
+
+    `loss_fn` may be a module, which belongs to the last stage. `tied`: names of parameters whose copies are summed
+    otherwise.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        store: Store,
+        plan: Plan,
+        stages: Mapping[int, torch.nn.Module],
+        loss_fn: Any,
+        tied: Mapping[str, torch.nn.Parameter],
+    ) -> None:
+        self._wire = wire
+        self._store = store
+        self._plan = plan
+        self._parameters: list[torch.nn.Parameter] = []
+        self._trained: list[bool] = []
+        self._tied = tied
+        self._groups: dict[tuple[int, ...], list[_Shared]] = {}
+        self._compared = False
+        self._held: list[Held] = []
+        if plan.copies:
+            self._held = self._look(stages, loss_fn)
+
+    def _look(self, stages: Mapping[int, torch.nn.Module], loss_fn: Any) -> list[Held]:
+        modules = [(stage, module) for stage, module in stages.items()]
+        if any(map(self._plan.is_last, stages)):
+            loss = loss_fn if isinstance(loss_fn, torch.nn.Module) else torch.nn.Module()
+            modules.append((len(self._plan.placement), loss))
+        number: dict[int, int] = {}
+        held = []
+        for stage, module in modules:
+            entries = []
+            for name, q in module.named_parameters(remove_duplicate=False):
+                if id(q) not in number:
+                    number[id(q)] = len(number)
+                    self._parameters.append(q)
+                    self._trained.append(q.requires_grad)
+                entries.append((name, number[id(q)], _kind(q)))
+            held.append((stage, entries))
+        return held
+
+    def publish(self) -> None:
+        """Tell the others what is here; before the ranks meet."""
+        if self._plan.copies:
+            number = {id(q): k for k, q in enumerate(self._parameters)}
+            ties = {number[id(q)]: name for name, q in self._tied.items() if id(q) in number}
+            self._store.set(f"copies/{self._wire.rank}", json.dumps([self._held, list(ties.items())]))
+
+    def learn(self) -> None:
+        """Who else holds what; after the ranks have met. PipelineError, on every rank, where copies are not alike."""
+        if not self._plan.copies:
+            return
+        held: dict[int, list[Held]] = {}
+        ties: dict[tuple[int, int], str] = {}
+        for rank in range(self._wire.size):
+            held[rank], named = json.loads(self._store.get(f"copies/{rank}"))
+            ties.update({(rank, number): name for number, name in named})
+        complaints = _unlike(self._plan, held)
+        joined = [] if complaints else _joined(self._plan, held)
+        complaints = complaints or [text for each in joined for text in _half_tied(each, ties)]
+        if complaints:
+            linger(self._wire, self._store)
+            raise PipelineError(f"{self._plan.title} cannot start: " + "; ".join(complaints))
+        for each in joined:
+            owners = tuple(sorted({rank for rank, _ in each.holders}))
+            _, _, gradient_type, trained = each.kind
+            if self._wire.rank in owners and len(each.holders) > 1 and not any(one in ties for one in each.holders):
+                own = tuple(self._parameters[k] for rank, k in each.holders if rank == self._wire.rank)
+                self._groups.setdefault(owners, []).append(_Shared(each.name, own, owners, trained, gradient_type))
+
+    def counted_elsewhere(self) -> set[int]:
+        """`id`s of the parameters of which another copy counts, where all together are to be counted once."""
+        rank = self._wire.rank
+        return {id(q) for group in self._groups.values() for each in group for q in each.own[each.counted(rank) :]}
+
+    # ------------------------------------------------------------------ in a step
+
+    def loaded(self) -> None:
+        """Parameters have other values: compare them again. On every rank."""
+        self._compared = False
+
+    def begin(self) -> None:
+        """A step begins: of what earlier ones have summed, one copy is kept, to count once in the next sum."""
+        if any(q.requires_grad != was for q, was in zip(self._parameters, self._trained, strict=True)):
+            raise ValueError(
+                "parameters have been frozen or unfrozen since this Pipeline was made; make a new one on every rank, "
+                "so that all copies of a stage sum the same gradients"
+            )
+        for group in self._groups.values():
+            for each in group:
+                for q in each.own[each.counted(self._wire.rank) :] if each.trained else ():
+                    q.grad = None
+
+    def finish(self, watch: Watch) -> None:
+        """The step's gradients are complete here: put the sum over all copies in their place."""
+        for owners, group in sorted(self._groups.items()):
+            if not self._compared:
+                self._compare(owners, group, watch)
+            trained = [each for each in group if each.trained]
+            used = self._used(owners, trained, watch) if trained else []
+            for bucket in _buckets(used):
+                watch.stop_if_failed()
+                self._sum(owners, bucket, watch)
+        self._compared = True
+
+    def _used(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> list[_Shared]:
+        """Those that have a gradient anywhere. The others keep none, as in one process.
+
+        What others say is looked at only where something is unused here: on a GPU looking holds up the host.
+        """
+        here = [any(q.grad is not None for q in each.own) for each in group]
+        device = group[0].own[0].device
+        used = torch.tensor(here, dtype=torch.uint8, device=device)
+        others = self._swap_all(owners, used, watch, f"comparing which gradients there are of {_group_words(group)}")
+        if all(here):
+            return list(group)
+        anywhere = torch.stack([used, *others]).amax(0).tolist()
+        return [each for each, found in zip(group, anywhere, strict=True) if found]
+
+    def _sum(self, owners: Sequence[int], bucket: Sequence[_Shared], watch: Watch) -> None:
+        """The gradients of a bucket, summed over all their copies."""
+        parts = [_local_sum(each) for each in bucket]
+        alone = len(parts) == 1 and parts[0].is_contiguous()
+        own = parts[0].view(-1) if alone else torch.cat([part.reshape(-1) for part in parts])
+        doing = f"summing the gradients of {_group_words(bucket)}"
+        for piece in torch.split(own, max(1, _BUCKET // own.element_size())):
+            terms = self._swap_all(owners, piece, watch, doing)
+            if terms:
+                terms.insert(owners.index(self._wire.rank), piece)
+                total = terms[0] + terms[1]
+                for term in terms[2:]:
+                    total += term
+                piece.copy_(total)
+        if not alone:
+            for part, summed in zip(parts, torch.split(own, [part.numel() for part in parts]), strict=True):
+                part.copy_(summed.view(part.shape))
+        for each, part in zip(bucket, parts, strict=True):
+            for q in each.own[1:]:
+                assert q.grad is not None
+                local_part(q.grad).copy_(part)
+
+    def _compare(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> None:
+        """ValueError where copies are not equal. Once: from then on they get the same gradients."""
+        rank = self._wire.rank
+        digests = [torch.stack([_parameter_digest(q.detach()) for q in each.own]) for each in group]
+        own = torch.stack([each[0] for each in digests])
+        others = self._swap_all(owners, own, watch, f"comparing the copies of {_group_words(group)}")
+        unlike = {rank: torch.stack([(each != each[0]).any() for each in digests])}
+        unlike.update({peer: own != other for peer, other in zip(_without(owners, rank), others, strict=True)})
+        for peer, differs in sorted(unlike.items()):
+            names = [each.name for each, found in zip(group, differs.tolist(), strict=True) if found]
+            if names:
+                where = f"ranks {min(rank, peer)} and {max(rank, peer)}" if peer != rank else f"rank {rank}"
+                more = f", nor {len(names) - 1} others" if len(names) > 1 else ""
+                raise ValueError(
+                    f"the copies of {names[0]} on {where} did not begin equal{more}; give all copies of a stage the "
+                    "same parameters before the first step: build each after the same torch.manual_seed, or load one "
+                    "state into all"
+                )
+
+    # ------------------------------------------------------------------ messages
+
+    def _swap_all(self, owners: Sequence[int], own: torch.Tensor, watch: Watch, doing: str) -> list[torch.Tensor]:
+        """What the other owners have in the place of `own`, in order."""
+        found = []
+        for peer in _without(owners, self._wire.rank):
+            watch.stop_if_failed()
+            watch.position.note(doing, peer)
+            found.append(torch.empty_like(own))
+            self._swap(own, found[-1], peer)
+        return found
+
+    def _swap(self, own: torch.Tensor, other: torch.Tensor, peer: int) -> None:
+        wire = self._wire
+        posts = [(wire.isend, own), (wire.irecv, other)]
+        works = []
+        for post, tensor in posts if wire.rank < peer else posts[::-1]:
+            try:
+                works.append(post(tensor, peer, COPIES_TAG))
+            except Exception as error:
+                if wire.lost(error):
+                    raise ConnectionLost(str(error)) from error
+                raise
+        try:
+            for work in works:
+                work.wait()
+        except Exception as error:
+            raise ConnectionLost(str(error)) from error
+
+
+# ---------------------------------------------------------------------- what there are copies of
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """One parameter of the model. `holders`: its copies, each by rank and number there; the first one counts.
+
+    `name` is that of its first place: where stages share a parameter, it has several.
+    """
+
+    name: str
+    kind: Kind
+    holders: list[tuple[int, int]]
+
+
+def _kind(q: torch.nn.Parameter) -> Kind:
+    gradient_type = getattr(q, "grad_dtype", None) or q.dtype
+    return [list(q.shape), str(q.dtype), str(gradient_type), q.requires_grad]
+
+
+def _stage_words(plan: Plan, stage: int) -> str:
+    """A stage whichever its copy is."""
+    return "the loss function" if stage == len(plan.placement) else f"stage {stage % plan.stages}"
+
+
+def _unlike(plan: Plan, held: Mapping[int, Sequence[Held]]) -> list[str]:
+    """Where a stage's copies are not of one kind, in words; one for each stage."""
+    first: dict[str, tuple[str, dict[str, Kind]]] = {}
+    found: dict[str, str] = {}
+    for rank, stages in held.items():
+        for stage, entries in stages:
+            kinds = {name: kind for name, _, kind in entries}
+            words = _stage_words(plan, stage)
+            here = f"rank {rank}" if stage == len(plan.placement) else f"{plan.stage_name(stage)} on rank {rank}"
+            there, expected = first.setdefault(words, (here, kinds))
+            for name in [*expected, *kinds]:
+                if expected.get(name) != kinds.get(name):
+                    found.setdefault(
+                        words,
+                        f"the copies of {words} are not alike: `{name}` is {_kind_words(expected.get(name))} in "
+                        f"{there}, but {_kind_words(kinds.get(name))} in {here}",
+                    )
+    return list(found.values())
+
+
+def _kind_words(kind: Kind | None) -> str:
+    if kind is None:
+        return "missing"
+    shape, dtype, _, trained = kind
+    return f"{dtype.removeprefix('torch.')} {shape}{'' if trained else ', frozen'}"
+
+
+def _joined(plan: Plan, held: Mapping[int, Sequence[Held]]) -> list[_Joined]:
+    """The parameters of the model, each with all of its copies; the same on every rank.
+
+    What has the same name in two copies of a stage is one parameter, and so is what two stages of a rank share.
+    """
+    places: dict[tuple[str, str], set[tuple[int, int]]] = {}
+    kinds: dict[tuple[str, str], Kind] = {}
+    for rank, stages in sorted(held.items()):
+        for stage, entries in stages:
+            for name, number, kind in entries:
+                place = (_stage_words(plan, stage), name)
+                places.setdefault(place, set()).add((rank, number))
+                kinds.setdefault(place, kind)
+    of_holder: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    for place, holders in places.items():
+        for holder in holders:
+            of_holder.setdefault(holder, []).append(place)
+    found = []
+    left = dict(places)
+    for place in places:
+        waiting, holders = [place], set[tuple[int, int]]()
+        while waiting:
+            for holder in left.pop(waiting.pop(), set()) - holders:
+                holders.add(holder)
+                waiting.extend(of_holder[holder])
+        if holders:
+            stage_words, name = place
+            found.append(_Joined(f"`{name}` of {stage_words}", kinds[place], sorted(holders)))
+    return found
+
+
+def _half_tied(joined: _Joined, ties: Mapping[tuple[int, int], str]) -> list[str]:
+    """What is wrong where some of a parameter's copies are tied by a name, in words."""
+    tied = [holder for holder in joined.holders if holder in ties]
+    if not tied:
+        return []
+    name = ties[tied[0]]
+    for holder in joined.holders:
+        if ties.get(holder) != name:
+            return [
+                f"{joined.name} is tied as {name!r} on rank {tied[0][0]}, but a copy of it on rank {holder[0]} is not; "
+                "every copy must have that name, and all that a rank holds of it be one Parameter"
+            ]
+    return []
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+def _without(owners: Iterable[int], rank: int) -> list[int]:
+    return [owner for owner in owners if owner != rank]
+
+
+def _group_words(group: Sequence[_Shared]) -> str:
+    """What a group is called in messages."""
+    return group[0].name if len(group) == 1 else f"{group[0].name} and {len(group) - 1} more"
+
+
+def _buckets(group: Sequence[_Shared]) -> list[list[_Shared]]:
+    """Neighbours that are sent together: of one type, and not too many."""
+    found: list[list[_Shared]] = []
+    size = 0
+    for each in group:
+        own = each.own[0].numel() * each.own[0].element_size()
+        if not found or size + own > _BUCKET or found[-1][0].gradient_type != each.gradient_type:
+            found.append([])
+            size = 0
+        found[-1].append(each)
+        size += own
+    return found
+
+
+def _local_sum(shared: _Shared) -> torch.Tensor:
+    """The gradient of this rank's copies of a parameter together, in the first one's place."""
+    for q in shared.own:
+        if q.grad is None:
+            q.grad = torch.zeros_like(q, dtype=getattr(q, "grad_dtype", None))
+        if q.grad.is_sparse:
+            raise ValueError(f"the gradient of {shared.name} is sparse, which cannot be summed over copies")
+    first, *others = (local_part(q.grad) for q in shared.own if q.grad is not None)
+    for other in others:
+        first += other
+    return first
+
+
+def _parameter_digest(x: torch.Tensor) -> torch.Tensor:
+    """A number, on its device, that two tensors have in common only if they are equal, or by a chance of 1 in 2^60."""
+    data = local_part(x).contiguous().view(-1).view(torch.uint8)
+    data = torch.nn.functional.pad(data, (0, -len(data) % 8)).view(torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for start in range(0, len(data), _DIGEST_CHUNK):
+        words = data[start : start + _DIGEST_CHUNK]
+        place = torch.arange(start, start + len(words), device=data.device)
+        mixed = (words ^ (words >> 29)) * _MIX[0] + place * _MIX[1]
+        total += ((mixed ^ (mixed >> 32)) * _MIX[0]).sum()
+    return total
