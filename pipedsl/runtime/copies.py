@@ -67,14 +67,12 @@ class Copies:
         self._wire = wire
         self._store = store
         self._plan = plan
-        self._parameters: list[torch.nn.Parameter] = []
-        self._trained: list[bool] = []
         self._tied = tied
-        self._groups: dict[tuple[int, ...], list[_Shared]] = {}
+        self._parameters: list[torch.nn.Parameter] = []  # by their numbers
+        self._trained: list[bool] = []
+        self._held = self._look(stages, loss_fn) if plan.copies else []
+        self._groups: dict[tuple[int, ...], list[_Shared]] = {}  # by their owners
         self._compared = False
-        self._held: list[Held] = []
-        if plan.copies:
-            self._held = self._look(stages, loss_fn)
 
     def _look(self, stages: Mapping[int, torch.nn.Module], loss_fn: Any) -> list[Held]:
         modules = [(stage, module) for stage, module in stages.items()]
@@ -134,29 +132,32 @@ class Copies:
         """Parameters have other values: compare them again. On every rank."""
         self._compared = False
 
-    def begin(self) -> None:
-        """A step begins: of what earlier ones have summed, one copy is kept, to count once in the next sum."""
+    def begin(self, watch: Watch) -> None:
+        """A step begins: of what earlier ones have summed, one copy is kept, to count once in the next sum.
+
+        ValueError, before the first one, where copies begin with other values: they would never become equal.
+        """
         if any(q.requires_grad != was for q, was in zip(self._parameters, self._trained, strict=True)):
             raise ValueError(
                 "parameters have been frozen or unfrozen since this Pipeline was made; make a new one on every rank, "
                 "so that all copies of a stage sum the same gradients"
             )
-        for group in self._groups.values():
+        for owners, group in sorted(self._groups.items()):
+            if not self._compared:
+                self._compare(owners, group, watch)
             for each in group:
                 for q in each.own[each.counted(self._wire.rank) :] if each.trained else ():
                     q.grad = None
+        self._compared = True
 
     def finish(self, watch: Watch) -> None:
         """The step's gradients are complete here: put the sum over all copies in their place."""
         for owners, group in sorted(self._groups.items()):
-            if not self._compared:
-                self._compare(owners, group, watch)
             trained = [each for each in group if each.trained]
             used = self._used(owners, trained, watch) if trained else []
             for bucket in _buckets(used):
                 watch.stop_if_failed()
                 self._sum(owners, bucket, watch)
-        self._compared = True
 
     def _used(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> list[_Shared]:
         """Those that have a gradient anywhere. The others keep none, as in one process.
@@ -196,10 +197,11 @@ class Copies:
 
     def _compare(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> None:
         """ValueError where copies are not equal. Once: from then on they get the same gradients."""
-        rank = self._wire.rank
+        rank, doing = self._wire.rank, f"comparing the copies of {_group_words(group)}"
+        watch.position.note(doing)
         digests = [torch.stack([_parameter_digest(q.detach()) for q in each.own]) for each in group]
         own = torch.stack([each[0] for each in digests])
-        others = self._swap_all(owners, own, watch, f"comparing the copies of {_group_words(group)}")
+        others = self._swap_all(owners, own, watch, doing)
         unlike = {rank: torch.stack([(each != each[0]).any() for each in digests])}
         unlike.update({peer: own != other for peer, other in zip(_without(owners, rank), others, strict=True)})
         for peer, differs in sorted(unlike.items()):

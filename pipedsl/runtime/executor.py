@@ -259,7 +259,7 @@ class Executor:
             given.compare_rows(rows)
         if train:
             self._tied.begin(self._watch)
-            self._copies.begin()
+            self._copies.begin(self._watch)
         self._marks = given.marks
         self._loop.run(given, self._clock)
         if not last:

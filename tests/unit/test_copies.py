@@ -1,0 +1,526 @@
+"""Copies of the stages that train together, on threads and a process group that behaves as NCCL does."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipedsl.runtime.copies import _parameter_digest
+from tests.support import compiled
+from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
+from tests.support.worker import alone, difference, gradients, load, mlp
+
+CHIMERA = (Path(__file__).parents[2] / "examples" / "chimera.sched").read_text()
+HEAD = """schedule x(p, m)
+stages p
+replica down { place s -> s }
+replica up { place s -> p - 1 - s }
+"""
+IN_TURN = HEAD + "rank r { F@down * m F@up * m B@down * m B@up * m }\n"
+SPLIT = HEAD + "rank r { F@down * m F@up * m I@down * m I@up * m W@up * m W@down * m }\n"
+HALF_SPLIT = HEAD + "rank r { F@down * m F@up * m I@down * m B@up * m W@down * m }\n"
+CHUNKS = """schedule x(p, m)
+stages 2 * p
+replica one { place s -> s // 2 }
+replica two { place s -> p - 1 - s // 2 }
+rank r { F@0 * m F@1 * m F@2 * m F@3 * m B@1 * m B@0 * m B@3 * m B@2 * m }
+"""
+THREE = """schedule x(p, m)
+stages p
+replica a { place s -> s }
+replica b { place s -> (s + 1) % p }
+replica c { place s -> (s + 2) % p }
+rank r { for k in 0 .. 3 { F@k * m } for k in 0 .. 3 { B@k * m } }
+"""
+CASES = {
+    "chimera of 2": (CHIMERA, 2, 1),
+    "chimera of 4": (CHIMERA, 4, 2),
+    "chimera of 6": (CHIMERA, 6, 2),
+    "a stage twice on a rank": (IN_TURN, 3, 2),
+    "all on one rank": (IN_TURN, 1, 3),
+    "split": (SPLIT, 4, 3),
+    "one copy split": (HALF_SPLIT, 3, 2),
+    "several chunks": (CHUNKS, 2, 2),
+    "three copies": (THREE, 3, 2),
+    "three copies on two ranks": (THREE.replace("(s + 2) % p", "s"), 2, 2),
+}
+Body = Callable[[Any, int], Any]
+
+
+def pipelines(
+    module: Any,
+    held: dict[int, list[nn.Module]],
+    body: Body,
+    *,
+    mode: str = LAZY,
+    loss_fn: Any = functional.cross_entropy,
+    tied: Callable[[int], Any] = lambda rank: None,
+    **options: Any,
+) -> list[Rank]:
+    """Run `body` as every rank, with a pipeline over the modules that it holds."""
+
+    def work(wire: Any) -> Any:
+        pipe = module.Pipeline(
+            held[wire.rank], loss_fn, process_group=wire, timeout=20, tied=tied(wire.rank), **options
+        )
+        return body(pipe, wire.rank)
+
+    return run_ranks(Fabric(module.PLAN.ranks, mode), work)
+
+
+def cut(module: Any, stages: Sequence[nn.Module]) -> dict[int, list[nn.Module]]:
+    """Every rank's own copies of its stages."""
+    return {rank: [copy.deepcopy(stages[s]) for s in module.stages_of(rank)] for rank in range(module.PLAN.ranks)}
+
+
+def results(ranks: Sequence[Rank]) -> list[Any]:
+    for rank in ranks:
+        if rank.error is not None:
+            raise rank.error
+    assert not any(rank.hung for rank in ranks)
+    return [rank.result for rank in ranks]
+
+
+def errors(ranks: Sequence[Rank]) -> list[str]:
+    assert not any(rank.hung for rank in ranks)
+    assert all(rank.error is not None for rank in ranks), [rank.result for rank in ranks]
+    return [str(rank.error) for rank in ranks]
+
+
+def check(module: Any, held: dict[int, list[nn.Module]], reference: Sequence[nn.Module], bound: float = 1e-5) -> None:
+    """Every copy has the gradients of one process, and all copies of a stage the same bits."""
+    first: dict[tuple[int, str], torch.Tensor | None] = {}
+    for rank, mine in held.items():
+        for stage, ours in zip(module.stages_of(rank), mine, strict=True):
+            expected = gradients(reference[stage])
+            for name, gradient in gradients(ours).items():
+                assert difference(gradient, expected[name]) <= bound, (rank, stage, name)
+                other = first.setdefault((stage, name), gradient)
+                assert (other is None) == (gradient is None)
+                assert gradient is None or other is None or torch.equal(gradient, other), (rank, stage, name)
+
+
+def data(module: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = 2 * module.PLAN.microbatches
+    return torch.randint(11, (rows,), generator=generator), torch.randint(5, (rows,), generator=generator)
+
+
+def reference_step(module: Any, stages: list[nn.Module], batch: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    parts = module.PLAN.microbatches
+    return alone(stages, functional.cross_entropy, list(batch.chunk(parts)), list(targets.chunk(parts)))
+
+
+@pytest.mark.parametrize("mode", [LAZY, EAGER])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_equal_one_process(name: str, mode: str, tmp_path: Path) -> None:
+    text, p, m = CASES[name]
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=p, m=m))
+    copies = len(module.PLACEMENT)
+    torch.manual_seed(1)
+    reference = mlp(module.STAGES)
+    held = cut(module, reference)
+    batches = [data(module, seed) for seed in range(2)]
+    losses = results(pipelines(module, held, lambda pipe, rank: [pipe.step(*each) for each in batches], mode=mode))
+    for step, (batch, targets) in enumerate(batches):
+        expected = reference_step(module, reference, batch, targets).reshape(copies, m)
+        for rank in range(p):
+            here = [k for k in range(copies) if module.PLACEMENT[k][-1] == rank]
+            if here:
+                torch.testing.assert_close(losses[rank][step], expected[here].reshape(-1), rtol=1e-5, atol=0)
+            else:
+                assert losses[rank][step] is None
+    check(module, held, reference)
+
+
+@pytest.mark.parametrize("text", [IN_TURN, SPLIT])
+def test_a_stage_that_is_there_twice_may_be_one_module(text: str, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=3, m=2))
+    torch.manual_seed(2)
+    reference = mlp(3)
+    held = cut(module, reference)
+    held[1][1] = held[1][0]
+    batch, targets = data(module)
+    norms = results(
+        pipelines(module, held, lambda pipe, rank: (pipe.step(batch, targets), pipe.clip_grad_norm_(9.0))[1])
+    )
+    reference_step(module, reference, batch, targets)
+    check(module, held, reference)
+    expected = nn.utils.get_total_norm([q.grad for stage in reference for q in stage.parameters()])
+    for norm in norms:
+        torch.testing.assert_close(norm, expected)
+
+
+@pytest.mark.parametrize("name", ["chimera of 4", "a stage twice on a rank", "three copies"])
+def test_the_norm_counts_every_parameter_once_and_training_is_that_of_one_process(name: str, tmp_path: Path) -> None:
+    """Two steps before each of the optimizer."""
+    text, p, m = CASES[name]
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=p, m=m))
+    torch.manual_seed(3)
+    reference = mlp(module.STAGES)
+    held = cut(module, reference)
+    batches = [data(module, seed) for seed in range(6)]
+
+    def body(pipe: Any, rank: int) -> list[float]:
+        optimizer = torch.optim.AdamW([q for each in held[rank] for q in each.parameters()], lr=0.01)
+        norms = []
+        for step, each in enumerate(batches):
+            pipe.step(*each)
+            if step % 2:
+                norms.append(float(pipe.clip_grad_norm_(0.5)))
+                optimizer.step()
+                optimizer.zero_grad()
+        return norms
+
+    found = results(pipelines(module, held, body))
+    optimizer = torch.optim.AdamW([q for stage in reference for q in stage.parameters()], lr=0.01)
+    norms = []
+    for step, each in enumerate(batches):
+        reference_step(module, reference, *each)
+        if step % 2:
+            parameters = [q for stage in reference for q in stage.parameters()]
+            norms.append(float(nn.utils.clip_grad_norm_(parameters, 0.5)))
+            optimizer.step()
+            optimizer.zero_grad()
+    for theirs in found:
+        assert theirs == pytest.approx(norms, rel=1e-4)
+    for rank, mine in held.items():
+        for stage, ours in zip(module.stages_of(rank), mine, strict=True):
+            same = next(m for r in held for s, m in zip(module.stages_of(r), held[r], strict=True) if s == stage)
+            for own, other, theirs in zip(
+                ours.parameters(), same.parameters(), reference[stage].parameters(), strict=True
+            ):
+                assert torch.equal(own, other)
+                assert difference(own.detach(), theirs.detach()) <= 1e-4
+
+
+def test_it_does_not_matter_how_much_is_sent_at_once(tmp_path: Path) -> None:
+    """Down to a number at a time, and where gradients do not lie in memory as they are numbered."""
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    torch.manual_seed(4)
+
+    def stages() -> list[nn.Module]:
+        first = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh()).to(memory_format=torch.channels_last)
+        return [first, nn.Sequential(nn.Flatten(), nn.Linear(12, 5))]
+
+    reference = stages()
+    batch, targets = torch.randn(4, 2, 4, 4).to(memory_format=torch.channels_last), torch.randint(5, (4,))
+    found = []
+    for size in (1 << 24, 100, 4):
+        module._BUCKET = size
+        held = cut(module, reference)
+        results(pipelines(module, held, lambda pipe, rank: pipe.step(batch, targets)))
+        found.append(held)
+    reference_step(module, reference, batch, targets)
+    for held in found:
+        check(module, held, reference)
+        assert [x.stride() for x in gradients(held[0][0]).values() if x is not None] == [
+            x.stride() for x in gradients(held[1][1]).values() if x is not None
+        ]
+
+
+class Sometimes(nn.Module):
+    """Has a part that nothing uses, and one that only small numbers use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.never = nn.Linear(4, 4)
+        self.small = nn.Linear(4, 4)
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x) * self.frozen
+        return y + self.small(y) if float(x.abs().max()) < 1e-3 else y
+
+
+def test_what_is_unused_keeps_no_gradient(tmp_path: Path) -> None:
+    """Nowhere, that is: where one copy alone uses it, all get its gradient."""
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    torch.manual_seed(5)
+    reference: list[nn.Module] = [Sometimes(), nn.Linear(4, 5)]
+    held = cut(module, reference)
+    batch = torch.cat([torch.randn(2, 4), torch.randn(2, 4) * 1e-4])
+    targets = torch.randint(5, (4,))
+    results(pipelines(module, held, lambda pipe, rank: pipe.step(batch, targets)))
+    reference_step(module, reference, batch, targets)
+    check(module, held, reference)
+    for stage in (held[0][0], held[1][1]):
+        assert stage.never.weight.grad is None
+        assert stage.frozen.grad is None
+        assert stage.small.weight.grad is not None
+
+
+class Head(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight)
+
+
+def tied_model(p: int) -> list[nn.Module]:
+    embedding = nn.Embedding(11, 6)
+    middle = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(p - 2)]
+    return [embedding, *middle, Head(embedding.weight)]
+
+
+def test_one_parameter_in_two_stages_of_a_rank(tmp_path: Path) -> None:
+    """The first rank has one copy's first stage and another's last, which share their weight; so has the last rank."""
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=4, m=2))
+    torch.manual_seed(6)
+    reference = tied_model(4)
+    held = {}
+    for rank in range(4):
+        whole = copy.deepcopy(reference)
+        held[rank] = [whole[s] for s in module.stages_of(rank)]
+    batch, _ = data(module)
+    norms = results(
+        pipelines(module, held, lambda pipe, rank: [pipe.step(batch, batch.roll(1)), pipe.clip_grad_norm_(9.0)][1])
+    )
+    reference_step(module, reference, batch, batch.roll(1))
+    check(module, held, reference)
+    expected = nn.utils.get_total_norm(
+        [reference[0].weight.grad, *(q.grad for q in nn.ModuleList(reference[1:3]).parameters())]
+    )
+    for norm in norms:
+        torch.testing.assert_close(norm, expected)
+
+
+TIED_APART = """schedule x(p, m)
+stages 2
+replica one { place s -> s }
+replica two { place s -> 2 + s }
+rank r { F * m B * m }
+"""
+
+
+def test_parameters_tied_across_ranks(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", TIED_APART, p=4, m=2))
+    torch.manual_seed(7)
+    reference = tied_model(2)
+    held = {rank: [copy.deepcopy(reference)[s] for s in module.stages_of(rank)] for rank in range(4)}
+    batch, _ = data(module)
+
+    def body(pipe: Any, rank: int) -> torch.Tensor:
+        for _ in range(2):
+            pipe.step(batch, batch.roll(1))
+        return pipe.clip_grad_norm_(9.0)
+
+    norms = results(pipelines(module, held, body, tied=lambda rank: {"embedding": held[rank][0].weight}))
+    for _ in range(2):
+        reference_step(module, reference, batch, batch.roll(1))
+    check(module, held, reference)
+    for norm in norms:
+        torch.testing.assert_close(norm, reference[0].weight.grad.norm())
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def refused(
+    tmp_path: Path, spoil: Callable[[dict[int, list[nn.Module]]], Any], text: str = CHIMERA, p: int = 2, **options: Any
+) -> list[str]:
+    """What every rank says where `spoil` has done something to the modules."""
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=p, m=1))
+    torch.manual_seed(8)
+    held = cut(module, mlp(module.STAGES))
+    spoil(held)
+    return errors(pipelines(module, held, lambda pipe, rank: pipe.step(*data(module)), **options))
+
+
+def test_copies_that_begin_unequal(tmp_path: Path) -> None:
+    def spoil(held: dict[int, list[nn.Module]]) -> None:
+        nn.init.normal_(held[1][1][1].weight)
+
+    says = "the copies of `1.weight` of stage 0 on ranks 0 and 1 did not begin equal; give all copies"
+    assert all(says in error for error in refused(tmp_path, spoil))
+
+
+def test_copies_that_begin_unequal_where_they_are_frozen(tmp_path: Path) -> None:
+    def spoil(held: dict[int, list[nn.Module]]) -> None:
+        for mine in held.values():
+            for parameter in nn.ModuleList(mine).parameters():
+                parameter.requires_grad_(False)
+        held[0][1][0].weight.data += 1e-7
+
+    def loss_fn(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, targets)
+
+    says = "the copies of `0.weight` of stage 1 on ranks 0 and 1 did not begin equal"
+    assert all(says in error for error in refused(tmp_path, spoil, loss_fn=loss_fn))
+
+
+def test_copies_that_begin_unequal_on_one_rank(tmp_path: Path) -> None:
+    def spoil(held: dict[int, list[nn.Module]]) -> None:
+        for parameter in held[1][1].parameters():
+            parameter.data += 1
+
+    says = "the copies of `0.weight` of stage 1 on rank 1 did not begin equal, nor 1 others"
+    assert all(says in error for error in refused(tmp_path, spoil, IN_TURN, 3))
+
+
+def test_copies_of_two_kinds(tmp_path: Path) -> None:
+    def narrow(held: dict[int, list[nn.Module]]) -> None:
+        held[1][1] = mlp(2, width=5)[0]
+
+    def lacking(held: dict[int, list[nn.Module]]) -> None:
+        held[0][1] = nn.Sequential(nn.Linear(6, 6))
+
+    def frozen(held: dict[int, list[nn.Module]]) -> None:
+        held[0][0][0].weight.requires_grad_(False)
+
+    for spoil, says in (
+        (narrow, "`0.weight` is float32 [11, 6] in 0/down on rank 0, but float32 [11, 5] in 0/up on rank 1"),
+        (lacking, "`2.weight` is missing in 1/up on rank 0, but float32 [5, 6] in 1/down on rank 1"),
+        (frozen, "`0.weight` is float32 [11, 6], frozen in 0/down on rank 0, but float32 [11, 6] in 0/up on rank 1"),
+    ):
+        for error in refused(tmp_path, spoil):
+            assert "cannot start: the copies of stage " in error
+            assert says in error
+
+
+def test_a_loss_with_parameters_on_one_of_the_last_stages(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    held = cut(module, mlp(2))
+
+    class Loss(nn.Linear):
+        def forward(self, x: Any, targets: Any = None) -> Any:
+            return functional.cross_entropy(super().forward(x), targets)
+
+    def work(wire: Any) -> Any:
+        loss_fn = Loss(5, 5) if wire.rank == 0 else functional.cross_entropy
+        return module.Pipeline(held[wire.rank], loss_fn, process_group=wire, timeout=20)
+
+    says = "the copies of the loss function are not alike: `weight` is float32 [5, 5] in rank 0, but missing in rank 1"
+    assert all(says in error for error in errors(run_ranks(Fabric(2), work)))
+
+
+def test_a_copy_that_is_not_tied_where_another_is(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", TIED_APART, p=4, m=1))
+    reference = tied_model(2)
+    held = {rank: [copy.deepcopy(reference)[s] for s in module.stages_of(rank)] for rank in range(4)}
+    ranks = pipelines(
+        module,
+        held,
+        lambda pipe, rank: None,
+        tied=lambda rank: {"e": held[rank][0].weight} if rank < 2 else None,
+    )
+    says = "`weight` of stage 0 is tied as 'e' on rank 0, but a copy of it on rank 2 is not"
+    assert all(says in error for error in errors(ranks))
+
+
+def test_parameters_that_are_frozen_later(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    held = cut(module, mlp(2))
+
+    def body(pipe: Any, rank: int) -> None:
+        pipe.step(*data(module))
+        if rank == 1:
+            held[1][0].requires_grad_(False)
+        pipe.step(*data(module))
+
+    for error in errors(pipelines(module, held, body)):
+        assert "rank 1 failed at beginning a step: ValueError: parameters have been frozen or unfrozen" in error
+
+
+def test_a_sparse_gradient(tmp_path: Path) -> None:
+    def spoil(held: dict[int, list[nn.Module]]) -> None:
+        for stage in (held[0][0], held[1][1]):
+            stage[0].sparse = True
+
+    for error in refused(tmp_path, spoil):
+        assert "the gradient of `0.weight` of stage 0 is sparse, which cannot be summed over copies" in error
+
+
+# ---------------------------------------------------------------------- what people see
+
+
+def test_what_else_a_step_is_given_is_divided_over_the_copies(tmp_path: Path) -> None:
+    """Unevenly many tokens that count, a mask for stages in the middle, evaluation, and the outputs."""
+    module = load(compiled.compile_to(tmp_path / "x.py", IN_TURN, p=2, m=2))
+    torch.manual_seed(9)
+
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            assert mask is not None
+            return super().forward(x) * mask
+
+    reference: list[nn.Module] = [nn.Embedding(11, 6), Masked(6, 5)]
+    held = cut(module, reference)
+    batch, mask = torch.randint(11, (8,)), torch.rand(8, 5)
+    targets = torch.tensor([1, -100, -100, -100, 2, 3, 4, -100])
+
+    def summed(output: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output, wanted, reduction="sum")
+
+    def body(pipe: Any, rank: int) -> Any:
+        losses = pipe.step(batch, targets, extras={"mask": mask})
+        evaluated = pipe.step(batch, targets, extras={"mask": mask}, train=False)
+        return losses, evaluated, pipe.step(batch, extras={"mask": mask}, train=False)
+
+    found = results(pipelines(module, held, body, loss_fn=summed, count_fn=lambda targets: (targets != -100).sum()))
+    output = reference[1](reference[0](batch), mask=mask)
+    loss = functional.cross_entropy(output, targets)
+    loss.backward()
+    check(module, held, reference)
+    for losses, evaluated, _ in found:
+        assert torch.equal(losses, evaluated)
+    torch.testing.assert_close(torch.stack([losses.mean() for losses, *_ in found]).mean(), loss.detach())
+    torch.testing.assert_close(torch.cat([*found[1][2], *found[0][2]]), output.detach())
+
+
+def test_messages_name_the_copy(tmp_path: Path) -> None:
+    def spoil(held: dict[int, list[nn.Module]]) -> None:
+        held[0][1].register_forward_pre_hook(lambda *_: 1 / 0)
+
+    for error in refused(tmp_path, spoil):
+        assert "rank 0 failed at F of stage 1/up, microbatch 0 (test.sched:" in error
+    says = "rank 0: 1 stage modules given, but the schedule puts 2 here: stages 0/down, 1/up"
+    assert all(says in error for error in refused(tmp_path, lambda held: held[0].pop()))
+
+
+def test_the_timeline_and_its_profile(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=4, m=2))
+    held = cut(module, mlp(4))
+
+    def body(pipe: Any, rank: int) -> Any:
+        pipe.step(*data(module))
+        return pipe.timeline()
+
+    timeline = results(pipelines(module, held, body, trace=True))[0]
+    labels = sorted(event.label for events in timeline.ranks for event in events)
+    assert labels == sorted(
+        f"{kind}{i}@{s}/{name}" for kind in "FB" for i in range(2) for s in range(4) for name in ("down", "up")
+    )
+    costs = json.loads(timeline.profile())["costs"]
+    assert {kind: len(values) for kind, values in costs.items()} == {"F": 4, "B": 4}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int8, torch.bool]
+)
+def test_a_digest_tells_tensors_apart(dtype: torch.dtype) -> None:
+    torch.manual_seed(10)
+    for shape in ((), (1,), (7,), (3, 5), (4, 2, 3)):
+        x = (torch.randn(shape) * 40).to(dtype)
+        seen = {int(_parameter_digest(x))}
+        assert int(_parameter_digest(x.clone())) in seen
+        for place in range(x.numel()):
+            other = x.clone().reshape(-1)
+            other[place] = ~other[place] if dtype == torch.bool else other[place] + 1
+            seen.add(int(_parameter_digest(other.view(shape))))
+        assert len(seen) == 1 + x.numel()
+    order = torch.arange(1000.0)
+    assert int(_parameter_digest(order)) != int(_parameter_digest(order.flip(0)))
+    transposed = torch.arange(12.0).view(3, 4).t()
+    assert int(_parameter_digest(transposed)) == int(_parameter_digest(transposed.contiguous()))
