@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -58,6 +59,22 @@ class Both:
         else:
             chunk.backward(0, [self.gradient])
         return time.process_time() - began
+
+    def by_kind(self, split: bool) -> list[tuple[str, float]]:
+        """CPU seconds of a microbatch's computations, in our way."""
+        chunk = self.chunk if split else self.whole
+        chunk.begin()
+        began = time.thread_time()
+        output = chunk.forward(0, Arrived(TENSOR, [self.x], [True], 1), {})
+        chunk.keep(0, [output])
+        times = [began, time.thread_time()]
+        for backward in (chunk.backward_input,) if split else (chunk.backward,):
+            backward(0, [self.gradient])
+            times.append(time.thread_time())
+        if split:
+            chunk.backward_weight(0)
+            times.append(time.thread_time())
+        return list(zip("FIW" if split else "FB", (b - a for a, b in pairwise(times)), strict=True))
 
     def torch(self, split: bool) -> float:
         x = self.x.detach().requires_grad_()
@@ -156,6 +173,27 @@ def split(task: dict[str, Any], rank: int) -> Any:
         counts.append(Custom.runs)
     found["custom"] = counts
     return found
+
+
+def costs(task: dict[str, Any], rank: int) -> Any:
+    """Seconds of one block by kind, all ranks at work at once; of a message, half of there and back at the fastest."""
+    torch.manual_seed(0)
+    both = Both(nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(LAYERS // 2))), torch.randn(1, SEQUENCE, WIDTH))
+    found: dict[str, list[float]] = {name: [] for name in ("F", "I", "W", "B", "send")}
+    tensor = torch.empty(1, SEQUENCE, WIDTH)
+    for turn in range(task["rounds"] + 2):
+        dist.barrier()
+        began = time.perf_counter()
+        for mine in (True, False):
+            if (rank == 0) == mine:
+                dist.send(tensor, 1 - rank)
+            else:
+                dist.recv(tensor, 1 - rank)
+        seconds = [("send", (time.perf_counter() - began) / 2)]
+        seconds += [(kind, each / LAYERS * 2) for split in (True, False) for kind, each in both.by_kind(split)]
+        for kind, each in seconds if turn > 1 else ():
+            found[kind].append(each)
+    return {kind: min(each) if kind == "send" else median(each) for kind, each in found.items()}
 
 
 # ------------------------------------------------------------------ several ranks
@@ -266,7 +304,14 @@ def speed(task: dict[str, Any], rank: int) -> Any:
             for x, y in zip(batch.chunk(m), targets.chunk(m), strict=True):
                 (functional.mse_loss(whole(x), y) / m).backward()
 
-    steps: dict[str, Step] = {"alone": alone}
+    half = nn.Sequential(*copy.deepcopy(blocks[: LAYERS // 2]))
+
+    def halves(batch: torch.Tensor, targets: torch.Tensor) -> None:
+        """Both processes at once, each with half of the layers, and no messages."""
+        for x, y in zip(batch.chunk(m), targets.chunk(m), strict=True):
+            (functional.mse_loss(half(x), y) / m).backward()
+
+    steps: dict[str, Step] = {"alone": alone, "halves": halves}
     ours = {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
     theirs = {f"torch {name}": torch_step(name, blocks, m) for name in TORCH if name != "DualPipeV" or m >= 4}
     mixed = [*zip(ours.items(), theirs.items(), strict=False)]
@@ -389,6 +434,7 @@ def main() -> None:
     task = json.loads((folder / "task.json").read_text())
     work: dict[str, Callable[[dict[str, Any], int], Any]] = {
         "split": split,
+        "costs": costs,
         "host": host,
         "speed": speed,
         "replay": replay,
