@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from closed import closed
 
+import pipedsl
+from pipedsl.api import parse_text
 from tests.support import compiled
 from tests.support.launch import launch, succeed
 
@@ -20,6 +22,21 @@ OWN = {
     "v_shape": compiled.V_SHAPE,
     "last_first": compiled.LAST_FIRST,
 }
+
+
+OPEN = "F@down * m || B@down * m || F@up * m || B@up * m"
+
+
+def two_ways(p: int) -> list[tuple[str, str, int]]:
+    """Schedules of two copies that run the pipeline in opposite directions: by hand, and as `search` finds them."""
+    cases = [("chimera", compiled.CHIMERA, m) for m in range(1, p // 2 + 1)]
+    opened = compiled.TWO_WAYS.replace("F@down * m F@up * m B@down * m B@up * m", OPEN)
+    for m in (2, 4):
+        found = pipedsl.search(parse_text(opened), {"p": p, "m": m}, budget=5)
+        assert found.verdict is pipedsl.Verdict.VERIFIED
+        cases += [("two_ways", compiled.TWO_WAYS, m), ("two_ways_split", compiled.TWO_WAYS_SPLIT, m)]
+        cases.append(("two_ways_found", found.text, m))
+    return cases
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
@@ -40,6 +57,11 @@ def test_gradients_equal_one_process(p: int, tmp_path: Path) -> None:
             path = compiled.compile_to(tmp_path / f"{name}.py", schedule, p=p, m=m)
             cases.append({"file": str(path), "name": name, "exact": True})
             schedules[name] = schedule
+    for name, schedule, m in two_ways(p):
+        path = compiled.compile_to(tmp_path / f"{name}_{m}.py", schedule, p=p, m=m)
+        # Copies add up apart what one process adds up in turn.
+        cases.append({"file": str(path), "name": f"{name} p={p} m={m}", "exact": False})
+        schedules[name] = schedule
     listing = tmp_path / "cases.json"
     listing.write_text(json.dumps(cases))
     assert {case["name"].split()[0] for case in cases} == set(schedules)

@@ -46,6 +46,17 @@ rank r { for k in 0 .. m { F[m - 1 - k] }  for k in 0 .. m { B[k] } }
 """
 
 
+# Two copies of the stages, which run the pipeline in opposite directions.
+TWO_WAYS = """schedule two_ways(p, m)
+stages p
+replica down { place s -> s }
+replica up { place s -> p - 1 - s }
+rank r { F@down * m F@up * m B@down * m B@up * m }
+"""
+TWO_WAYS_SPLIT = TWO_WAYS.replace("B@down * m B@up * m", "I@down * m I@up * m W@up * m W@down * m")
+CHIMERA = (Path(__file__).parents[2] / "examples" / "chimera.sched").read_text(encoding="utf-8")
+
+
 # The two hangs of PyTorch issue 172668, completed to whole programs: the excerpts stand side by side in them.
 SENDS_FIRST = """schedule sends_first(p, m)
 stages 4

@@ -15,18 +15,11 @@ from torch.nn import functional
 
 from pipedsl.runtime.copies import _parameter_digest
 from tests.support import compiled
+from tests.support.compiled import CHIMERA, TWO_WAYS, TWO_WAYS_SPLIT
 from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
 from tests.support.worker import alone, difference, gradients, load, mlp
 
-CHIMERA = (Path(__file__).parents[2] / "examples" / "chimera.sched").read_text()
-HEAD = """schedule x(p, m)
-stages p
-replica down { place s -> s }
-replica up { place s -> p - 1 - s }
-"""
-IN_TURN = HEAD + "rank r { F@down * m F@up * m B@down * m B@up * m }\n"
-SPLIT = HEAD + "rank r { F@down * m F@up * m I@down * m I@up * m W@up * m W@down * m }\n"
-HALF_SPLIT = HEAD + "rank r { F@down * m F@up * m I@down * m B@up * m W@down * m }\n"
+HALF_SPLIT = TWO_WAYS.replace("B@down * m B@up * m", "I@down * m B@up * m W@down * m")
 CHUNKS = """schedule x(p, m)
 stages 2 * p
 replica one { place s -> s // 2 }
@@ -44,9 +37,9 @@ CASES = {
     "chimera of 2": (CHIMERA, 2, 1),
     "chimera of 4": (CHIMERA, 4, 2),
     "chimera of 6": (CHIMERA, 6, 2),
-    "a stage twice on a rank": (IN_TURN, 3, 2),
-    "all on one rank": (IN_TURN, 1, 3),
-    "split": (SPLIT, 4, 3),
+    "a stage twice on a rank": (TWO_WAYS, 3, 2),
+    "all on one rank": (TWO_WAYS, 1, 3),
+    "split": (TWO_WAYS_SPLIT, 4, 3),
     "one copy split": (HALF_SPLIT, 3, 2),
     "several chunks": (CHUNKS, 2, 2),
     "three copies": (THREE, 3, 2),
@@ -141,7 +134,7 @@ def test_gradients_equal_one_process(name: str, mode: str, tmp_path: Path) -> No
     check(module, held, reference)
 
 
-@pytest.mark.parametrize("text", [IN_TURN, SPLIT])
+@pytest.mark.parametrize("text", [TWO_WAYS, TWO_WAYS_SPLIT])
 def test_a_stage_that_is_there_twice_may_be_one_module(text: str, tmp_path: Path) -> None:
     module = load(compiled.compile_to(tmp_path / "x.py", text, p=3, m=2))
     torch.manual_seed(2)
@@ -366,7 +359,7 @@ def test_copies_that_begin_unequal_on_one_rank(tmp_path: Path) -> None:
             parameter.data += 1
 
     says = "the copies of `0.weight` of stage 1 on rank 1 did not begin equal, nor 1 others"
-    assert all(says in error for error in refused(tmp_path, spoil, IN_TURN, 3))
+    assert all(says in error for error in refused(tmp_path, spoil, TWO_WAYS, 3))
 
 
 def test_copies_of_two_kinds(tmp_path: Path) -> None:
@@ -447,7 +440,7 @@ def test_a_sparse_gradient(tmp_path: Path) -> None:
 
 def test_what_else_a_step_is_given_is_divided_over_the_copies(tmp_path: Path) -> None:
     """Unevenly many tokens that count, a mask for stages in the middle, evaluation, and the outputs."""
-    module = load(compiled.compile_to(tmp_path / "x.py", IN_TURN, p=2, m=2))
+    module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS, p=2, m=2))
     torch.manual_seed(9)
 
     class Masked(nn.Linear):
