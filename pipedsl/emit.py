@@ -39,6 +39,7 @@ RUNTIME_MODULES = (
     "last_words",
     "position",
     "post_mortem",
+    "turns",
     "watch",
     "rendezvous",
     "exchange",

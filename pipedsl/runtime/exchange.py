@@ -19,7 +19,7 @@ from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall
 from pipedsl.runtime.tree import Layout, Structure
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag
+from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
 
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
 
@@ -80,10 +80,18 @@ class Exchange:
         self._train = True
         self._warm = False
         self._agreement = 0  # how often the layouts have been forgotten
+        self.renewed = False  # since the last step
+        self._tags = 0  # what is added to those of this step's messages
+        self._steps = 0
 
     def begin(self, calls: Sequence[PlannedCall], train: bool) -> None:
         """A step begins; before the first one every channel that `calls` use is opened."""
         self._train = train
+        self._steps += 1
+        # Messages of ranks that do different things must not meet.
+        span = len(self._plan.placement) * self._plan.microbatches
+        self._tags = step_tag(4 * self._steps + 2 * train + self.renewed, span)
+        self.renewed = False
         if not self._warm:
             self._warm_up(calls)
             self._warm = True
@@ -91,7 +99,8 @@ class Exchange:
     def forget_layouts(self) -> None:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
-        self._agreement += 1
+        self._agreement += not self.renewed
+        self.renewed = True
 
     def stop(self) -> None:
         """The step has failed. Tensors of messages under way stay: a transport may still write to them."""
@@ -200,7 +209,8 @@ class Exchange:
 
     def _send(self, call: PlannedCall, tag: int) -> None:
         handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))
-        self._sends[call.request] = handed, self._begin(self._wire.isend, handed.tensors, call.peer, tag)
+        works = self._begin(self._wire.isend, handed.tensors, call.peer, tag + self._tags)
+        self._sends[call.request] = handed, works
 
     def _finish_send(self, request: int, what: str) -> None:
         handed, works = self._sends.pop(request)
@@ -209,7 +219,7 @@ class Exchange:
 
     def _receive(self, call: PlannedCall, tag: int) -> None:
         boundary = call.stage + call.backward
-        receive = self._receives[call.request] = _Receive(call, tag)
+        receive = self._receives[call.request] = _Receive(call, tag + self._tags)
         layout = self._layouts.get((self._train, boundary))
         if layout is not None:
             self._post(receive, layout)

@@ -73,46 +73,54 @@ class Executor:
             wire: Wire = TorchWire(process_group, self._device, timeout)
         else:
             wire = process_group
-        if wire.size != plan.ranks:
-            raise PipelineError(
-                f"{plan.title} was compiled for p = {plan.ranks} ranks, but the process group has {wire.size}"
-            )
-        stages = plan.chunks(wire.rank)
-        if not problem and len(chunks) != len(stages):
-            names = ", ".join(map(plan.stage_name, stages))
-            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
-        name = instance_name(wire)
-        self._tied = Tied(wire, wire.store(name), tied)
-        problem = problem or unsupported(chunks) or _transport_problem(plan, wire) or self._tied.problem()
-        self._tied.publish()
-        self._copies = Copies(
-            wire, wire.store(name), plan, dict(zip(stages, chunks, strict=False)), loss_fn, tied or {}
-        )
-        self._copies.publish()
-        agree(wire, name, plan, self._device.type, problem, timeout)
-        self._tied.learn(plan.title)
-        self._copies.learn()
         self._plan = plan
         self._wire = wire
         self._loss_fn = loss_fn
         self._count_fn = count_fn
         self._modules = chunks
-        self._replicated = replicated_parts(chunks)
-        self._stages = stages
-        self._name = name
+        self._stages = plan.chunks(wire.rank)
+        self._name = instance_name(wire)
         self._timelines = 0  # how many have been asked for
         self._clock = Clock(self._device) if trace else None
         self._marks: Sequence[Mark] = ()
+        self._watch = Watch(plan, wire, self._name, timeout, post_mortem_folder(post_mortem))
+        close_with(self, self._watch)
+        with self._watch.alone("making the pipeline"):
+            self._tied = Tied(wire, wire.store(self._name), tied)
+            self._meet(problem, dict(tied or {}), timeout)
+            self._prepare()
+
+    def _meet(self, problem: str, tied: Mapping[str, torch.nn.Parameter], timeout: float) -> None:
+        """Do all ranks have what the schedule was compiled for? `problem`: what is known to be wrong here already."""
+        plan, wire, stages, chunks = self._plan, self._wire, self._stages, self._modules
+        if wire.size != plan.ranks:
+            raise PipelineError(
+                f"{plan.title} was compiled for p = {plan.ranks} ranks, but the process group has {wire.size}"
+            )
+        if not problem and len(chunks) != len(stages):
+            names = ", ".join(map(plan.stage_name, stages))
+            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
+        problem = problem or unsupported(chunks) or _transport_problem(plan, wire) or self._tied.problem()
+        self._tied.publish()
+        by_stage = dict(zip(stages, chunks, strict=False))
+        self._copies = Copies(wire, wire.store(self._name), plan, by_stage, self._loss_fn, tied)
+        self._copies.publish()
+        agree(wire, self._name, plan, self._device.type, problem, timeout)
+        self._tied.learn(plan.title)
+        self._copies.learn()
+
+    def _prepare(self) -> None:
+        """Put together what the steps will run."""
+        plan, wire, stages = self._plan, self._wire, self._stages
+        self._replicated = replicated_parts(self._modules)
         calls = merge_backwards(read_calls(plan, wire.rank))
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
             stage: make_chunk(module, plan.microbatches_each, split_backwards(calls, stage))
-            for stage, module in zip(stages, chunks, strict=True)
+            for stage, module in zip(stages, self._modules, strict=True)
         }
-        self._watch = Watch(plan, wire, name, timeout, post_mortem_folder(post_mortem))
-        close_with(self, self._watch)
-        self._exchange = Exchange(plan, wire, name, self._device, self._watch)
-        self._loop = Loop(plan, calls, stage_chunks, loss_fn, self._exchange, self._watch, self._device)
+        self._exchange = Exchange(plan, wire, self._name, self._device, self._watch)
+        self._loop = Loop(plan, calls, stage_chunks, self._loss_fn, self._exchange, self._watch, self._device)
 
     def step(
         self,
@@ -143,7 +151,7 @@ class Executor:
 
         PipelineError, on every rank, when anything fails on any rank.
         """
-        with self._together("beginning a step", step=True):
+        with self._together("beginning a step", self._kind_of_step(train)):
             device = self._device.type
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
@@ -160,6 +168,8 @@ class Executor:
         Call it on every rank after `step(..., scale=scaler.get_scale())`; then `scaler.step(optimizer)` and
         `scaler.update()` as usual.
         """
+        if not scaler.is_enabled():
+            return
         with self._together("unscaling the gradients"):
             unscale_over_ranks(self._wire, scaler, optimizer, self._device)
 
@@ -169,13 +179,15 @@ class Executor:
         `whole`: the model that the stages were cut from, whose names it uses: what one number of ranks saved, another
         can load. ValueError where the stages are not parts of it.
         """
-        return stage_state(self._modules, whole, optimizer)
+        with self._watch.alone("gathering the state to save"):
+            return stage_state(self._modules, whole, optimizer)
 
     def load_state_dict(
         self, whole: torch.nn.Module, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
         """Take over a `state_dict` that has been filled. Call it on every rank."""
-        load_stage_state(whole, state, optimizer)
+        with self._watch.alone("taking over a saved state"):
+            load_stage_state(whole, state, optimizer)
         self._tied.loaded()
         self._copies.loaded()
 
@@ -212,9 +224,9 @@ class Executor:
     # ------------------------------------------------------------------ inside a step
 
     @contextlib.contextmanager
-    def _together(self, what: str, *, step: bool = False) -> Iterator[None]:
+    def _together(self, what: str, step: str = "") -> Iterator[None]:
         """While inside, what fails on any rank, or does not go on, is a PipelineError on every one."""
-        self._watch.begin(what, step=step)
+        self._watch.begin(what, step)
         try:
             yield
         except Exception as error:
@@ -227,6 +239,13 @@ class Executor:
             raise
         finally:
             self._watch.end()
+
+    def _kind_of_step(self, train: bool) -> str:
+        """In words, for other ranks to compare with theirs."""
+        words = ["training" if train else "evaluating"]
+        words += ["after renew_shapes()"] if self._exchange.renewed else []
+        words += ["after load_state_dict()"] if train and self._tied.reloaded else []
+        return ", ".join(words)
 
     def _run(
         self,

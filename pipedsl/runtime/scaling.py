@@ -12,8 +12,6 @@ from pipedsl.runtime.wire import Wire
 
 def unscale_over_ranks(wire: Wire, scaler: Any, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """`scaler.unscale_(optimizer)`, which finds infinities here where any rank has one: the scaler looks at its own."""
-    if not scaler.is_enabled():
-        return
     scaler.scale(torch.zeros((), device=device))  # else it has no scale on ranks that have no loss
     gradients = [local_part(q.grad) for group in optimizer.param_groups for q in group["params"] if q.grad is not None]
     infinite = torch.zeros((), device=device)

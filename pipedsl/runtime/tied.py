@@ -34,8 +34,9 @@ class Tied:
         self._owners: dict[str, list[int]] = {}  # of those with a gradient
         self._shared: dict[str, list[int]] = {}  # of all, frozen ones included
         self._earlier: dict[str, torch.Tensor | None] = {}
+        self._anywhere = False  # whether any ranks share something
         self._compared = False
-        self._loads = 0
+        self._loads = 0  # since which values have been compared
 
     def problem(self) -> str:
         """What is wrong with what this rank was given, in words; empty where nothing is."""
@@ -64,6 +65,7 @@ class Tied:
         if complaints:
             linger(self._wire, self._store)
             raise PipelineError(f"{title} cannot start: " + "; ".join(complaints))
+        self._anywhere = any(len(signatures) > 1 for signatures in found.values())
         for name, signatures in sorted(found.items()):
             _, _, trained = next(iter(signatures.values()))
             if self._wire.rank in signatures and len(signatures) > 1:
@@ -93,8 +95,13 @@ class Tied:
 
     def loaded(self) -> None:
         """Parameters have other values: look at them again. On every rank."""
+        self._loads += self._compared
         self._compared = False
-        self._loads += 1
+
+    @property
+    def reloaded(self) -> bool:
+        """Whether the next training step has to look at values that were loaded since the one before."""
+        return self._anywhere and self._loads > 0 and not self._compared
 
     def begin(self, watch: Watch) -> None:
         """A step begins: put aside the gradients of earlier ones, which are sums already.

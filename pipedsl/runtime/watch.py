@@ -1,7 +1,8 @@
 """One fault ends every rank, and every rank says where it began.
 
 A thread looks at a shared key while a step runs. The rank that fails first sets the key; the others say where they
-stand, leave the wait that blocks them, and raise. Nothing is exchanged while all is well.
+stand, leave the wait that blocks them, and raise. Nothing is exchanged while all is well. A rank that stands still for
+long is compared with those that it waits for: they may do something else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -21,9 +23,11 @@ from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
+from pipedsl.runtime.turns import Turns
 from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
+_STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
 _GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
 _GRACE = 5.0  # seconds that a rank has to come out of what blocks it
 
@@ -40,6 +44,7 @@ class Watch:
         self._own_store = wire.store(name)
         self._post_mortem = PostMortem(folder, plan, wire.rank, self._own_store) if folder else None
         self.position = self._post_mortem.position if self._post_mortem else Position(plan.source)
+        self._turns = Turns(wire.rank)
         self._running = threading.Event()
         self._closed = threading.Event()
         self._main_is_back = threading.Event()
@@ -65,12 +70,16 @@ class Watch:
         """True when this rank was the first to fail."""
         return self.failure is not None and self.failure["rank"] == self._wire.rank
 
-    def begin(self, what: str, *, step: bool) -> None:
-        """A step begins, or something else that ranks do together. PipelineError where something failed earlier."""
+    def begin(self, what: str, step: str = "") -> None:
+        """A step begins, or something else that ranks do together. PipelineError where something failed earlier.
+
+        `step`: what kind of step it is, in words that are the same on every rank; empty where it is none.
+        """
         if self._message:
             raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
         self._main_is_back.clear()
-        self.position.begin(what, step=step)
+        self.position.begin(what, step=bool(step))
+        self._turns.begin(f"step {self.position.steps} ({step})" if step else what)
         self._running.set()
         self._last_words.install()
 
@@ -78,6 +87,23 @@ class Watch:
         self._last_words.remove()
         self._running.clear()
         self.position.leave()
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """While inside, this rank does something by itself: what fails stays what it is, and leaves a state file."""
+        self.position.note(what)
+        self._last_words.install()
+        try:
+            yield
+        except BaseException as error:
+            if self._post_mortem is not None:
+                known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
+                said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
+                self._post_mortem.leave(said, known, {})
+            raise
+        finally:
+            self._last_words.remove()
+            self.position.leave()
 
     def stop_if_failed(self) -> None:
         """Called by the main thread between calls: leave early where another rank has failed."""
@@ -88,8 +114,11 @@ class Watch:
 
     def _loop(self) -> None:
         while True:
-            self._running.wait()
+            if not self._running.wait(_STANDING):
+                self._tell(over=True)  # once: it may be waited for
+                self._running.wait()
             if self._closed.wait(_WATCH_POLL):
+                self._tell(over=True)
                 return
             if not self._running.is_set() or self._main_is_back.is_set():
                 continue
@@ -97,8 +126,27 @@ class Watch:
             overdue = self.position.report()
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
+            if failure is None and overdue["seconds"] > _STANDING:
+                failure = self._compare_turns()
             if failure is not None:
                 self._bring_back(failure)
+
+    def _tell(self, *, over: bool) -> None:
+        with contextlib.suppress(Exception):  # a store that is gone: the next look says so
+            self._turns.tell(self._store, over=over)
+
+    def _compare_turns(self) -> Report | None:
+        """A failure, where this rank stands still for a rank that does something else."""
+        self._tell(over=False)
+        position = self.position
+        at, peer = position.at, position.peer
+        if not isinstance(at, str) and not position.communicating:
+            return None  # it computes
+        others = [peer] if peer >= 0 else [rank for rank in range(self._wire.size) if rank != self._wire.rank]
+        parted = ""
+        with contextlib.suppress(Exception):
+            parted = self._turns.parted(self._store, others)
+        return self._declare(self._store, "parted", parted) if parted else None
 
     def _bring_back(self, failure: Report) -> None:
         deadline = time.monotonic() + _GRACE
@@ -192,7 +240,10 @@ class Watch:
         return failure
 
     def _own_failure(self, why: str, text: str) -> Report:
-        return {**self.position.report(), "rank": self._wire.rank, "why": why, "text": text}
+        return {**self._report(), "rank": self._wire.rank, "why": why, "text": text}
+
+    def _report(self) -> Report:
+        return {**self.position.report(), "turn": self._turns.label}
 
     def _declare(self, store: Store, why: str, text: str) -> Report:
         """Set the failure; the one that counts, which is another rank's where that was faster."""
@@ -208,7 +259,7 @@ class Watch:
         if "alone" in failure:
             return
         with contextlib.suppress(Exception):
-            store.compare_set(f"state/{self._wire.rank}", "", json.dumps(self.position.report()))
+            store.compare_set(f"state/{self._wire.rank}", "", json.dumps(self._report()))
 
     def _gather(self, store: Store, failure: Report) -> dict[int, Report]:
         """Where the ranks stand, of all that answer in time."""
@@ -245,6 +296,8 @@ class Watch:
             return f"rank {rank} lost its connection to {peer} at {where}: {text}"
         if failure["why"] == "store":
             return f"{self._wire.store_host}, which holds the ranks' store, {text}; rank {rank} stood at {where}"
+        if failure["why"] == "parted":
+            return f"the ranks do different things: {text}; rank {rank} stood at {where}"
         return f"{text}: rank {rank} stood at {where}"
 
     def _compose(self, store: Store, failure: Report) -> str:
@@ -269,12 +322,29 @@ class Watch:
         if silent:
             names = ", ".join(map(str, silent))
             lines.append(f"  no answer from rank {names} (dead, stopped, or not in step())")
+        if silent or failure["why"] in ("waited", "parted"):
+            lines += self._turns_apart(store, states, silent)
         if "alone" in failure and failure["why"] != "store":
             lines.append(
                 f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
             )
         lines.append(f"  this is rank {self._wire.rank}")
         return "\n".join(lines)
+
+    def _turns_apart(self, store: Store, states: dict[int, Report], silent: list[int]) -> list[str]:
+        """Where ranks were in different turns, which; in a line, if any."""
+        known = {rank: str(state["turn"]) for rank, state in states.items()}
+        with contextlib.suppress(Exception):
+            for rank in silent:
+                over, lately = self._turns.told(store, rank)
+                if lately:
+                    known[rank] = f"{'after ' if over else ''}{lately[max(lately)]}, when it last said so"
+        ranks: dict[str, list[str]] = {}
+        for rank in sorted(known):
+            ranks.setdefault(known[rank] or "before the first step", []).append(str(rank))
+        if len(ranks) < 2:
+            return []
+        return ["  " + "; ".join(f"rank {', '.join(each)}: {turn}" for turn, each in ranks.items())]
 
 
 def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:

@@ -185,3 +185,12 @@ def message_tag(backward: bool, stage: int, microbatch: int, microbatches: int) 
     """The gloo tag of a message's first tensor; the next ones count up. No two messages share one."""
     tag = ((stage * microbatches + microbatch) * 2 + backward) * TENSORS_PER_MESSAGE
     return tag % _TAG_LIMIT  # in schedules so large that tags wrap, order still tells messages of one tag apart
+
+
+def step_tag(step: int, cells: int) -> int:
+    """What the tags of a step's messages are moved by, to be others than those of the steps before.
+
+    `step`: any number; `cells`: stages by microbatches. 0 where a schedule is so large that there is no room for it.
+    """
+    span = 2 * cells * TENSORS_PER_MESSAGE
+    return step % max(1, _TAG_LIMIT // span) * span

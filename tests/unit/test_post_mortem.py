@@ -93,6 +93,44 @@ def test_a_folder_that_never_answers_does_not_keep_the_ranks(
     assert capsys.readouterr().err.count("for a post-mortem: it takes more than 0.1 s") == RANKS
 
 
+def test_what_fails_outside_of_a_step_leaves_a_file_too(pipeline: Any, tmp_path: Path) -> None:
+    """At the start on every rank; later where it happens, and the pipeline goes on."""
+
+    def make(wire: Any, folder: str) -> Any:
+        stage = mlp(RANKS)[wire.rank]
+        stages = [stage] if folder else [stage, stage][: 2 - wire.rank]
+        return pipeline.Pipeline(
+            stages, functional.cross_entropy, process_group=wire, timeout=30, post_mortem=tmp_path / (folder or "start")
+        )
+
+    start = run_ranks(Fabric(RANKS), lambda wire: make(wire, ""))
+    left = [json.loads(path.read_text()) for path in sorted((tmp_path / "start").iterdir())]
+    assert [each["error"] for each in left] == [str(rank.error) for rank in start]
+    for state in left:
+        assert "cannot start: rank 0: 2 stage modules given" in state["error"]
+        assert (state["at"]["call"], state["failure"], state["step"]) == ("making the pipeline", None, 0)
+    assert "cannot start: rank 0: 2 stage modules given" in told(tmp_path / "start")[1]
+
+    def body(wire: Any) -> Any:
+        pipe = make(wire, "later")
+        pipe.step(torch.randint(11, (2 * M,)), torch.randint(5, (2 * M,)))
+        if wire.rank == 1:
+            with pytest.raises(ValueError, match="none of the model's"):
+                pipe.state_dict(mlp(1)[0])
+            whole = pipe._modules[0]
+            with pytest.raises(KeyError):
+                pipe.load_state_dict(whole, {})
+        return pipe.step(torch.randint(11, (2 * M,)), torch.randint(5, (2 * M,)))
+
+    ranks = run_ranks(Fabric(RANKS), body)
+    assert [rank.error for rank in ranks] == [None, None]
+    (state,) = [json.loads(path.read_text()) for path in (tmp_path / "later").iterdir()]
+    assert (state["rank"], state["step"], state["at"]["call"]) == (1, 1, "taking over a saved state")
+    assert state["error"].endswith("rank 1 failed at taking over a saved state: KeyError: 'model'")
+    assert state["failure"]["rank"] == 1
+    assert "rank 0: left no file" in told(tmp_path / "later")[1]
+
+
 TRACE = """
 import resource, sys
 from pipedsl.runtime.clock import Event
