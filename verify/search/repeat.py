@@ -62,19 +62,23 @@ def repeat_of(problem: Problem, orders: Orders) -> Repeat | None:
 
     `orders` are an answer to the problem. None too where some stage does not run in microbatch order.
     """
-    best: tuple[Fraction, int, tuple[int, ...]] | None = None
+    return next(iter(repeats_of(problem, orders)), None)
+
+
+def repeats_of(problem: Problem, orders: Orders) -> list[Repeat]:
+    """All such parts, the best first."""
+    found: list[tuple[Fraction, int, tuple[int, ...]]] = []
     left = RUN
     for period, first in _parts(problem, orders):
         left -= 2 * problem.operations
         slope = _slope(problem, orders, period, first)
-        if slope is not None and (best is None or slope < best[0]):
-            best = slope, period, first
+        if slope is not None:
+            found.append((slope, period, first))
         if left < 0:
             break
-    if best is None:
-        return None
-    slope, period, first = best
-    return _shown(problem, orders, period, first, slope)
+    found.sort(key=lambda each: each[0])
+    shown = [_shown(problem, orders, period, first, slope) for slope, period, first in found]
+    return [each for at, each in enumerate(shown) if each not in shown[:at]]
 
 
 def repeating(
