@@ -16,10 +16,13 @@ from pipedsl.growth import Growth, growth_of
 from pipedsl.program import Program
 from pipedsl.sched_text import classes_of, program_text
 from verify import Verdict
+from verify.search.bounds import lower_bound
 from verify.search.judge import program_of
+from verify.search.model import model_of
 from verify.search.problem import Operation, Orders, Problem
-from verify.search.repeat import Repeat, repeat_of, repeating
-from verify.search.solve import Budget, NothingFound
+from verify.search.repeat import Repeat, repeating, repeats_of
+from verify.search.shorter import shorter
+from verify.search.solve import Budget, Infeasible, NothingFound, solve
 
 if TYPE_CHECKING:
     from pipedsl.search_answer import SearchResult
@@ -30,19 +33,32 @@ BUDGET = Budget(work=10)
 ROUNDS = 4
 """Of the part that may run more often, in the program that is written: what repeats is then seen to."""
 
+MOST_PARTS = 6
+"""Of the same orders, for which a text is written and proved."""
+
+SPREAD = 6
+"""From which m to which others are searched, for orders that go on to the m that is asked for."""
+
+COMPARED = 3000
+"""Operations of an answer, whose parts are compared in about one unit of work."""
+
+MOST_OPERATIONS = 6000
+"""Above, how the lower bound grows is not computed; for all parts together of which texts are written."""
+
 MOST_PROOFS = 12
 """How often the fewest microbatches are raised until the proof succeeds."""
 
 
 @dataclass(frozen=True)
 class EveryM:
-    """`text`: a `.sched` for every m >= `shortest` that leaves the remainder of the search's m by `period`.
+    """`text`: a `.sched` for every m >= `shortest` that leaves the remainder of `microbatches` by `period`.
 
-    `value`: its objective at the m of the search; `loss`: how far that is above what was found for this m alone, as a
-    part of it. `slope`: what each microbatch more adds to the objective.
+    `microbatches`: the m of the search, `value`: the objective there; `loss`: how far that is above what was found for
+    this m alone, as a part of it. `slope`: what each microbatch more adds to the objective.
     """
 
     text: str
+    microbatches: int
     value: Fraction
     loss: Fraction
     slope: Fraction
@@ -54,27 +70,71 @@ def every_m(result: SearchResult, budget: Budget = BUDGET) -> EveryM | None:
     """The best answer that is proved for every m from some m on; None where none was found."""
     if result.program.placement.shape[0] > 1:
         return None  # of replicas nothing is proved for every m
-    for repeat in _repeats(result, budget):
-        found = _written(result, repeat)
-        if found is not None:
-            return found
-    return None
-
-
-def _repeats(result: SearchResult, budget: Budget) -> Iterator[Repeat]:
-    """The answer's own orders if they repeat, then others that do."""
-    problem, orders = result.task.problem, orders_of(result.program)
-    own = repeat_of(problem, orders)
-    if own is not None:
-        yield own
+    problem, own = result.task.problem, orders_of(result.program)
+    best = _best_of(result, problem, own, None)
     if not _in_turn(problem):
-        return
-    try:
-        other = repeating(problem, budget=budget, seed=result.seed, start=orders)
-    except NothingFound:
-        return
-    if other is not None:
-        yield other.repeat
+        return best
+    if best is None or best.loss > 0:
+        try:
+            other = repeating(problem, budget=budget.part(1 / 2), seed=result.seed, start=own)
+        except NothingFound:
+            other = None
+        if other is not None:
+            best = _best_of(result, problem, other.solution.orders, best)
+    least = _least_slope(problem)
+    for longer, orders in _of_other_lengths(problem, budget.part(1 / 2), result.seed):
+        if best is not None and best.loss <= 0 and best.slope <= least:
+            break
+        best = _best_of(result, longer, orders, best)
+    return best
+
+
+def _best_of(result: SearchResult, problem: Problem, orders: Orders, best: EveryM | None) -> EveryM | None:
+    """The best text of one part of these orders, or what was the best before."""
+    for repeat in repeats_of(problem, orders)[: max(2, min(MOST_PARTS, MOST_OPERATIONS // max(1, problem.operations)))]:
+        found = _written(result, repeat)
+        if found is not None and (best is None or _rank(found) < _rank(best)):
+            best = found
+        if best is not None and best.loss <= 0 and best.slope <= repeat.slope:
+            break  # parts that come later cost more for each microbatch
+    return best
+
+
+def _rank(found: EveryM) -> tuple[Fraction, int, int]:
+    """Less is better: the value at twice as many microbatches, then how many m are left out."""
+    return found.value + found.slope * found.microbatches, found.period, found.shortest
+
+
+def _least_slope(problem: Problem) -> Fraction:
+    """What no orders seem to be below: a rank's work, or how the lower bound grows where that is soon known."""
+    loads = [sum(problem.duration[op.kind][op.stage] for strand in rank for op in strand) for rank in problem.strands]
+    least = Fraction(max(loads, default=0), max(1, problem.microbatches))
+    longer = [shorter(problem, times * problem.microbatches) for times in (2, 3)]
+    if longer[0] is not None and longer[1] is not None and problem.operations <= MOST_OPERATIONS:
+        low, high = (lower_bound(model_of(each)).value for each in longer if each is not None)
+        least = max(least, Fraction(high - low, problem.microbatches))
+    return least * problem.time_unit
+
+
+def _of_other_lengths(problem: Problem, budget: Budget, seed: int) -> Iterator[tuple[Problem, Orders]]:
+    """Answers for other numbers of microbatches: few more than what ranks hold, the more first.
+
+    Where the best for some m begins or ends in a way of its own, those for others often show how it goes on.
+    """
+    most = 2 * problem.ranks + SPREAD
+    numbers = range(most, max(1, min(most, problem.microbatches) - SPREAD), -1)
+    others = [each for each in (shorter(problem, m) for m in numbers if m != problem.microbatches) if each is not None]
+    work = budget.work
+    for each in others:
+        work -= each.operations / COMPARED
+        if work <= 0:
+            return
+        try:
+            found = solve(each, budget=replace(budget.part(1 / len(others)), work=work / len(others)), seed=seed)
+        except (NothingFound, Infeasible):
+            continue
+        work -= found.work
+        yield each, found.orders
 
 
 def _in_turn(problem: Problem) -> bool:
@@ -100,9 +160,9 @@ def _written(result: SearchResult, repeat: Repeat) -> EveryM | None:
     longer = max(0, ROUNDS - min((n for n, size in zip(repeat.rounds, repeat.length, strict=True) if size), default=0))
     program = _program(result, *repeat.longer(longer))
     growth = growth_of(classes_of(program), program.microbatches)
-    if growth is None:
-        return None
     m = result.program.microbatches
+    if growth is None or (m - growth.microbatches) % growth.period:
+        return None
     growth = replace(growth, default=m)
     for _ in range(MOST_PROOFS):
         if growth.shortest > m:
@@ -142,7 +202,7 @@ def _proved(
         text = program_text(program, "\n".join(said), [f"{result.objective} == {claim}"], growth)
         proof = prove_for_all(parse_text(text), {})
         if proof.verdict is Verdict.VERIFIED:
-            return EveryM(text, value, loss, slope, growth.shortest, growth.period), None
+            return EveryM(text, m, value, loss, slope, growth.shortest, growth.period), None
         if claim is here:
             return None, proof.fails_at
     return None, None
@@ -162,7 +222,7 @@ def _said(result: SearchResult, growth: Growth, value: Fraction, loss: Fraction)
         which += f" with m % {growth.period} == {growth.remainder}"
     m = result.program.microbatches
     said = [f"Proved for {which}; how good it is is known for m={m} alone."]
-    if loss:
+    if loss > 0:
         what = f"{result.objective} {exact(value)}, {percent(loss)} above what was found for m={m} alone"
         said.append(f"What repeats costs a little: at m={m} it has {what}.")
     return said

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brute import optimum
 
 import pipedsl
 from pipedsl import search_runs
@@ -461,6 +462,36 @@ def test_what_repeats_is_found_where_the_answer_does_not(p: int, m: int, cap: in
         assert verified.metrics is not None
         assert max(verified.metrics.peak_activations) <= cap
         assert k != m or verified.metrics.makespan == every.value
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "cost", "cap"),
+    [
+        (2, 8, "F = 2 I = 3 W = 1 send = 0.5", "2"),
+        (2, 5, "F = 1 I = 4 W = 2 send = 1", "1"),
+        (3, 10, "F = 4 I = 4 W = 5", "5 / 2"),
+    ],
+)
+def test_the_text_for_every_m_is_the_best_for_each(p: int, m: int, cost: str, cap: str) -> None:
+    """Held to brute force where that is possible, to what is proved for the one m elsewhere. Two ranks begin alike for
+    few microbatches and many."""
+    schedule = problem(OPEN, f"cost {{ {cost} }}\nmemory {{ cap(r) = {cap} }}")
+    result = search(schedule, {"p": p, "m": m}, budget=WORK)
+    every = result.every_m
+    assert every is not None
+    assert (every.value, every.loss) == (result.value, 0)
+    text, by_force = parse_text(every.text), 0
+    for k in range(every.shortest if p == 2 else m, m + 2 * every.period + 1, every.period):
+        verified = pipedsl.verify(text, {"m": k})
+        assert verified.verdict is Verdict.VERIFIED
+        assert verified.metrics is not None
+        if p == 2 and k <= 3:
+            best, by_force = optimum(tasks(schedule, {"p": p, "m": k})[0].problem), by_force + 1
+        else:
+            alone = search(schedule, {"p": p, "m": k}, budget=WORK)
+            best = alone.value if alone.optimal else None
+        assert verified.metrics.makespan == best, k
+    assert by_force >= (p == 2)
 
 
 def test_a_text_without_a_middle_is_for_no_other_m() -> None:
