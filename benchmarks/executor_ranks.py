@@ -259,6 +259,49 @@ def torch_step(name: str, blocks: list[nn.Module], m: int) -> Step:
     return step
 
 
+def by_hand(module: nn.Module, rank: int, m: int) -> Step:
+    """1F1B on two ranks as a person would write it for these stages alone: no checks, no names, no way out of a hang.
+
+    What it takes is for torch's calls, which nobody is spared: as long as they take, so long takes every executor.
+    """
+    group, peer, seed = dist.group.WORLD, 1 - rank, torch.tensor(1 / m)
+    assert group is not None
+
+    def receive(tag: int) -> tuple[torch.Tensor, Any]:
+        tensor = torch.empty(1, 2)
+        return tensor, group.recv([tensor], peer, tag)
+
+    def first(batch: torch.Tensor, targets: torch.Tensor) -> None:
+        inputs, outputs, sent, coming = batch.split(1), [], [], []
+        for i in range(m + 1):
+            if i < m:
+                outputs.append(module(inputs[i]))
+                output = outputs[-1].detach()
+                sent.append((output, group.send([output], peer, i)))
+                coming.append(receive(m + i))
+            if i > 0:
+                gradient, work = coming.pop(0)
+                work.wait()
+                outputs.pop(0).backward(gradient)
+                sent.pop(0)[1].wait()
+
+    def last(batch: torch.Tensor, targets: torch.Tensor) -> None:
+        wanted, sent, coming = targets.split(1), [], [receive(0)]
+        for i in range(m):
+            x, work = coming.pop(0)
+            work.wait()
+            if i + 1 < m:
+                coming.append(receive(i + 1))
+            x.requires_grad_()
+            functional.mse_loss(module(x), wanted[i]).backward(seed)
+            sent.append((x.grad, group.send([x.grad], peer, m + i)))
+            if i > 0:
+                sent.pop(0)[1].wait()
+        sent.pop(0)[1].wait()
+
+    return first if rank == 0 else last
+
+
 def host(task: dict[str, Any], rank: int) -> Any:
     """CPU seconds of the main thread per computation; under `compute` those of the computations by themselves.
 
@@ -275,7 +318,7 @@ def host(task: dict[str, Any], rank: int) -> Any:
             else:
                 (functional.mse_loss(module(x.detach().requires_grad_()), y) / m).backward()
 
-    steps: dict[str, Step] = {"compute": compute}
+    steps: dict[str, Step] = {"compute": compute, "by hand": by_hand(copy.deepcopy(blocks[rank]), rank, m)}
     steps |= {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
     steps |= {f"torch {name}": torch_step(name, blocks, m) for name in ("1F1B", "GPipe")}
     batch, targets = torch.randn(m, 2), torch.randn(m, 2)
