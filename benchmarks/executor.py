@@ -7,7 +7,7 @@
     split   what I and W take together, of what B takes; how often a checkpointed forward is recomputed
     host    the main thread's CPU time per computation where there is next to nothing to compute, p=2, m=64
     speed   tokens per second on two ranks, against the limit: one process's step / p / (1 - bubble), the bubble under
-            durations measured here; `searched` is what `pipedsl search` finds for these, with 2 and 4 chunks a rank
+            durations measured here; `searched` is what `pipedsl search` finds for these with 2 chunks a rank
     replay  the same from CPU times, for machines with other work: what each computation took the main thread, and what
             it needed besides in equal parts, put together as the schedule has them, as if messages took no time
     memory  live bytes on each rank at the peak, against what `verify --profile` predicts; m=8 against m=128
@@ -111,7 +111,7 @@ def _host(options: argparse.Namespace) -> list[Wanted]:
 
 # Our schedules, and how many chunks a rank holds.
 OURS = {"1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1, "zb_h2": 1, str(HERE / "interleaved_iw.sched"): 2}
-SEARCHED = {str(HERE / f"searched_{chunks}.sched"): chunks for chunks in (2, 4)}
+SEARCHED = {str(HERE / "searched.sched"): 2}
 SAME = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}  # what PyTorch has, too
 
 
