@@ -14,9 +14,9 @@ Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it be
 
 
 class Event(NamedTuple):
-    """A computation as it ran, `label` as `F3@2`; `start` and `end` in seconds of this machine's clock.
+    """A computation as it ran, `label` as `F s2 mb3`; `start` and `end` in seconds of this machine's clock.
 
-    Where there are copies of the stages, `label` is `F3@2/up`, and `stage` and `microbatch` are those of the copy.
+    Where there are copies of the stages, `label` is `F s2/up mb3`, and `stage` and `microbatch` are those of the copy.
     """
 
     label: str
@@ -52,10 +52,7 @@ class Clock:
 
     def events(self, marks: Iterable[Mark], stages: int) -> list[Event]:
         """What was marked, in order. `stages`: of one copy."""
-        return [
-            Event(f"{c.kind}{c.number}@{c.stage_name}", c.kind, c.stage % stages, c.number, self.read(a), self.read(b))
-            for c, a, b in marks
-        ]
+        return [Event(c.label, c.kind, c.stage % stages, c.number, self.read(a), self.read(b)) for c, a, b in marks]
 
     def read(self, moment: Any) -> float:
         """Seconds of this machine's clock."""

@@ -101,6 +101,12 @@ class PlannedCall:
     def message(self) -> str:
         return f"{'B' if self.backward else 'F'}{self.number}@{self.stage_name}"
 
+    @property
+    def label(self) -> str:
+        """What it is called where times are shown: `F s2 mb3`; of a message to stage 2, `wait F s2 mb3`."""
+        what = self.kind if self.kind in COMPUTE_KINDS else f"{self.kind} {'B' if self.backward else 'F'}"
+        return f"{what} s{self.stage_name} mb{self.number}"
+
     def describe(self, source: str) -> str:
         """`F of stage 1, microbatch 3 (x.sched:14)`, `wait for B3@1 from rank 2 (x.sched:14)`."""
         if self.kind in COMPUTE_KINDS:

@@ -13,7 +13,7 @@ import torch
 
 from pipedsl.runtime.clock import Event
 from pipedsl.runtime.files import write_whole
-from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
+from pipedsl.runtime.plan import PlannedCall
 from pipedsl.runtime.wire import Store, Wire
 
 _EXCHANGES = 8  # looks at another rank's clock, of which the quickest counts
@@ -116,10 +116,8 @@ def clock_offset(wire: Wire, store: Store, now: Callable[[], float]) -> tuple[fl
 
 
 def labelled(call: PlannedCall, act: Callable[[], None]) -> Callable[[], None]:
-    """`act` under a name in torch's profiler: `F s2 mb3`, or `wait F3@2` and the like for what is no computation."""
-    name = f"{call.kind} s{call.stage_name} mb{call.number}"
-    if call.kind not in COMPUTE_KINDS:
-        name = f"{call.kind} {call.message}"
+    """`act` under its label in torch's profiler."""
+    name = call.label
 
     def run() -> None:
         with torch.profiler.record_function(name):

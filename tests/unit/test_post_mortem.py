@@ -136,7 +136,7 @@ import resource, sys
 from pipedsl.runtime.clock import Event
 from pipedsl.runtime.timeline import Timeline
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-Timeline((tuple(Event(f"F{i}@0", "F", 0, i, 0.0, 1.0) for i in range(100)),), (0.0,)).save_trace(sys.argv[1])
+Timeline((tuple(Event(f"F s0 mb{i}", "F", 0, i, 0.0, 1.0) for i in range(100)),), (0.0,)).save_trace(sys.argv[1])
 """
 
 

@@ -51,25 +51,27 @@ def test_every_rank_gets_the_timeline_of_all(trace: bool, tmp_path: Path) -> Non
             continue
         slack = sum(timeline.errors)
         for rank, events in enumerate(timeline.ranks):
-            assert [event.label for event in events] == [f"{kind}{i}@{rank}" for kind in "FIW" for i in range(3)]
+            assert [event.label for event in events] == [f"{kind} s{rank} mb{i}" for kind in "FIW" for i in range(3)]
             times = [moment for event in events for moment in (event.start, event.end)]
             assert times == sorted(times)
             assert before - slack <= times[0] <= times[-1] <= time.time() + slack
         at = {event.label: event for events in timeline.ranks for event in events}
         for i in range(3):
-            assert at[f"F{i}@0"].end <= at[f"F{i}@1"].start + slack
-            assert at[f"I{i}@1"].end <= at[f"I{i}@0"].start + slack
+            assert at[f"F s0 mb{i}"].end <= at[f"F s1 mb{i}"].start + slack
+            assert at[f"I s1 mb{i}"].end <= at[f"I s0 mb{i}"].start + slack
     if trace:
         first, second = ranks[0]
         assert first.ranks[0][-1].end <= second.ranks[0][0].start
 
 
 def test_a_timeline_for_a_viewer() -> None:
-    timeline = Timeline(((Event("F0@0", "F", 0, 0, 5.0, 5.25),), (Event("B0@1", "B", 1, 0, 5.5, 6.0),)), (0.0, 0.1))
+    timeline = Timeline(
+        ((Event("F s0 mb0", "F", 0, 0, 5.0, 5.25),), (Event("B s1 mb0", "B", 1, 0, 5.5, 6.0),)), (0.0, 0.1)
+    )
     common = {"ph": "X", "pid": 0}
     assert json.loads(timeline.chrome_trace()) == [
-        {**common, "name": "F0@0", "cat": "F", "tid": 0, "ts": 0.0, "dur": 250_000.0},
-        {**common, "name": "B0@1", "cat": "B", "tid": 1, "ts": 500_000.0, "dur": 500_000.0},
+        {**common, "name": "F s0 mb0", "cat": "F", "tid": 0, "ts": 0.0, "dur": 250_000.0},
+        {**common, "name": "B s1 mb0", "cat": "B", "tid": 1, "ts": 500_000.0, "dur": 500_000.0},
     ]
     assert json.loads(Timeline((), ()).chrome_trace()) == []
 

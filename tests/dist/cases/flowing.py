@@ -253,7 +253,7 @@ def names_in_the_profiler(job: Job) -> None:
         for microbatch in range(M):
             assert names.count(f"{kind} s{job.rank} mb{microbatch}") == 1
     if job.rank:
-        assert f"wait F0@{job.rank}" in names
+        assert f"wait F s{job.rank} mb0" in names
 
 
 @case
@@ -266,5 +266,5 @@ def a_step_as_it_ran_on_all_ranks(job: Job) -> None:
     assert len(at) == 3 * P * M
     for stage in range(1, P):
         for microbatch in range(M):
-            assert at[f"F{microbatch}@{stage - 1}"].end <= at[f"F{microbatch}@{stage}"].start + slack
-            assert at[f"I{microbatch}@{stage}"].end <= at[f"I{microbatch}@{stage - 1}"].start + slack
+            assert at[f"F s{stage - 1} mb{microbatch}"].end <= at[f"F s{stage} mb{microbatch}"].start + slack
+            assert at[f"I s{stage} mb{microbatch}"].end <= at[f"I s{stage - 1} mb{microbatch}"].start + slack
