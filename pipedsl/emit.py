@@ -42,6 +42,7 @@ RUNTIME_MODULES = (
     "turns",
     "watch",
     "rendezvous",
+    "presence",
     "exchange",
     "loop",
     "tied",

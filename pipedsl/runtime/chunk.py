@@ -13,6 +13,8 @@ from pipedsl.runtime.deferred import Deferral, Product, multiply, run_backward
 from pipedsl.runtime.extras import asked_for, choose
 from pipedsl.runtime.tree import Structure, unflatten
 
+Gradients = Sequence[torch.Tensor | None]
+
 _WRITES_TO_LEAF = "leaf Variable that requires grad is being used in an in-place operation"
 
 
@@ -51,9 +53,16 @@ class _Kept:
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor | GradientEdge]
 
-    def gradients(self) -> list[torch.Tensor]:
-        """Of the inputs, in order."""
-        return [torch.zeros_like(x) if x.grad is None else x.grad for x in self.inputs]
+    def start(self, gradients: Gradients) -> tuple[list[torch.Tensor | GradientEdge], Any]:
+        """The outputs that have a gradient, and these."""
+        if all(g is not None for g in gradients):
+            return self.outputs, gradients
+        pairs = [(y, g) for y, g in zip(self.outputs, gradients, strict=True) if g is not None]
+        return [y for y, _ in pairs], [g for _, g in pairs]
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Of the inputs, in order; None where the module made no use of one."""
+        return [x.grad for x in self.inputs]
 
 
 class Chunk:
@@ -144,18 +153,20 @@ class Chunk:
         """No backward will follow."""
         del self._kept[microbatch]
 
-    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """B: accumulate the parameters' gradients; the inputs' gradients, in order."""
+    def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
+        """B: accumulate the parameters' gradients; the inputs' gradients, in order. None is for what has none."""
         kept = self._kept.pop(microbatch)
-        if kept.outputs:
-            run_backward(kept.outputs, gradients)
+        outputs, present = kept.start(gradients)
+        if outputs:
+            run_backward(outputs, present)
         return kept.gradients()
 
-    def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         """I: the inputs' gradients, and of the parameters' those that do not wait for W."""
         kept = self._kept.pop(microbatch)
-        if kept.outputs:
-            self._products[microbatch] = self._deferral.backward(kept.outputs, gradients)
+        outputs, present = kept.start(gradients)
+        if outputs:
+            self._products[microbatch] = self._deferral.backward(outputs, present)
         return kept.gradients()
 
     def backward_weight(self, microbatch: int) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pipedsl.runtime.chunk import Chunk
+from pipedsl.runtime.chunk import Chunk, Gradients
 
 
 def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int]) -> Chunk:
@@ -38,19 +38,30 @@ class ShardedChunk(Chunk):
         self._sharded = sharded
         self._microbatches = microbatches
         self._left = 0
+        self._ran = False
 
     def begin(self) -> None:
         super().begin()
         self._left = self._microbatches
+        self._ran = False
         self._synchronise(False)
 
-    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         self._left -= 1
-        if self._left == 0:
+        runs = any(gradient is not None for gradient in gradients)
+        if self._left == 0 and runs:
             self._synchronise(True)
+        elif self._left == 0 and self._ran:
+            raise ValueError(
+                "no gradient comes back for this stage's last microbatch, where some did for others; fully_shard "
+                "reduces gradients in the last backward, so that one must run"
+            )
+        elif self._left == 0:
+            self._reshard()
+        self._ran |= runs
         return super().backward(microbatch, gradients)
 
-    def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         return self.backward(microbatch, gradients)
 
     def backward_weight(self, microbatch: int) -> None:
@@ -59,9 +70,13 @@ class ShardedChunk(Chunk):
     def forget(self, microbatch: int) -> None:
         super().forget(microbatch)
         self._left -= 1
-        if self._left == 0:  # no backward follows, which would have done it
-            for each in self._sharded:
-                each.reshard()
+        if self._left == 0:
+            self._reshard()
+
+    def _reshard(self) -> None:
+        """No backward follows, which would have done it."""
+        for each in self._sharded:
+            each.reshard()
 
     def _synchronise(self, last: bool) -> None:
         for each in self._sharded:

@@ -17,6 +17,7 @@ import torch
 
 from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall
+from pipedsl.runtime.presence import Presence
 from pipedsl.runtime.tree import Layout, Structure
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
@@ -70,7 +71,8 @@ class Exchange:
         self._layouts: dict[tuple[bool, int], Layout] = {}
         self._inputs: dict[tuple[int, int], Arrived] = {}
         self._local: dict[tuple[int, int], _Handed] = {}
-        self._gradients: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
+        self._gradients: dict[tuple[int, int], Sequence[torch.Tensor | None]] = {}
+        self._received: dict[tuple[int, int], Sequence[torch.Tensor]] = {}  # gradients
         self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
         self._sends: dict[int, tuple[_Handed, Sequence[Any]]] = {}
         self._receives: dict[int, _Receive] = {}
@@ -79,6 +81,7 @@ class Exchange:
         self._stopped = False
         self._train = True
         self._warm = False
+        self._presence = Presence(self._store, watch, ahead=wire.in_order)
         self._agreement = 0  # how often the layouts have been forgotten
         self.renewed = False  # since the last step
         self._tags = 0  # what is added to those of this step's messages
@@ -92,6 +95,8 @@ class Exchange:
         span = len(self._plan.placement) * self._plan.microbatches
         self._tags = step_tag(4 * self._steps + 2 * train + self.renewed, span)
         self.renewed = False
+        if train:
+            self._presence.begin(self._agreement, self._steps)
         if not self._warm:
             self._warm_up(calls)
             self._warm = True
@@ -127,9 +132,11 @@ class Exchange:
             handed.check(f"the output of stage {self._names[stage - 1]} for microbatch {self._numbers[microbatch]}")
         return self._inputs.pop((stage, microbatch))
 
-    def take_gradients(self, stage: int, microbatch: int) -> Sequence[torch.Tensor]:
-        """The gradients of those outputs of `stage` that need one."""
-        return self._gradients.pop((stage, microbatch))
+    def take_gradients(self, stage: int, microbatch: int) -> Sequence[torch.Tensor | None]:
+        """The gradients of those outputs of `stage` that need one; None for what the next stage made no use of."""
+        if stage + 1 in self._stages:
+            return self._gradients.pop((stage, microbatch))
+        return self._presence.choose(stage, microbatch, self._received.pop((stage, microbatch)))
 
     def give_output(
         self,
@@ -174,12 +181,19 @@ class Exchange:
             "call renew_shapes() on every rank before a step of other sizes"
         )
 
-    def give_gradients(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Hand the gradients of its outputs to `stage`."""
+    def give_gradients(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Hand the gradients of its outputs to `stage`; None for those of which there is none."""
         if stage in self._stages:
             self._gradients[stage, microbatch] = gradients
-        else:
-            self._outgoing[True, stage, microbatch] = _plain(gradients)
+            return
+        self._presence.tell(stage, microbatch, gradients)
+        kinds = self._layouts[True, stage + 1].gradient_kinds
+        self._outgoing[True, stage, microbatch] = _plain(
+            [
+                torch.zeros(shape, dtype=dtype, device=self._device) if x is None else x
+                for x, (shape, dtype) in zip(gradients, kinds, strict=True)
+            ]
+        )
 
     # ------------------------------------------------------------- the communication calls
 
@@ -251,7 +265,7 @@ class Exchange:
         call, layout = receive.call, receive.layout
         assert layout is not None
         if call.backward:
-            self._gradients[call.stage, call.microbatch] = receive.tensors
+            self._received[call.stage, call.microbatch] = receive.tensors
         else:
             self._inputs[call.stage, call.microbatch] = Arrived(
                 layout.structure, receive.tensors, layout.needs, layout.rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipedsl.runtime.chunk import Chunk
+from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall, forward_only
@@ -183,10 +183,10 @@ class Loop:
         return loss
 
     def _backward(
-        self, run: Callable[[int, Sequence[torch.Tensor]], list[torch.Tensor]], stage: int, microbatch: int
+        self, run: Callable[[int, Gradients], list[torch.Tensor | None]], stage: int, microbatch: int
     ) -> None:
         if stage in self._lasts:
-            gradients: Sequence[torch.Tensor] = self._seeds.pop(microbatch)
+            gradients: Gradients = self._seeds.pop(microbatch)
         else:
             gradients = self._exchange.take_gradients(stage, microbatch)
         results = run(microbatch, gradients)

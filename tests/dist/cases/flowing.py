@@ -100,6 +100,89 @@ def a_skip_from_the_first_stage_to_the_last(job: Job) -> None:
         compare(pipe, stages, reference)
 
 
+class Detached(nn.Module):
+    """Uses its input without its gradient, in the microbatches that it is told."""
+
+    def __init__(self, *calls: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.at = calls
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.detach() if self.calls in self.at else x).tanh()
+        self.calls += 1
+        return y
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.used(x), self.unused(x)
+
+
+class First(nn.Module):
+    """Uses one of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.inner(x[0])
+
+
+@case
+def stages_that_use_no_gradient(job: Job) -> None:
+    """What no gradient comes back for has none, instead of zeros, which optimizers would take for one."""
+    torch.manual_seed(14)
+    always, steps = tuple(range(3 * M)), 3
+    cases: dict[str, list[nn.Module]] = {
+        "in the middle": [nn.Linear(4, 4), nn.Linear(4, 4), Detached(*always), nn.Linear(4, 4)],
+        "the first one": [nn.Linear(4, 4), Detached(*always), nn.Linear(4, 4), nn.Linear(4, 4)],
+        "one of two": [nn.Linear(4, 4), Pair(), First(), nn.Linear(4, 4)],
+        "at first": [nn.Linear(4, 4), nn.Linear(4, 4), Detached(*range(M)), nn.Linear(4, 4)],
+        "now and then": [nn.Linear(4, 4), nn.Linear(4, 4), Detached(0, 3, 6), nn.Linear(4, 4)],
+    }
+    for name in BOTH:
+        for kind, made in cases.items():
+            torch.manual_seed(14)
+            stages = copy.deepcopy(made)
+            reference = copy.deepcopy(stages)
+            pipe = replace(job, group=dist.new_group()).pipeline(name, stages, functional.mse_loss)
+            for _ in range(steps):
+                batch, targets = torch.randn(8, 4), torch.randn(8, 4)
+                pipe.step(batch, targets)
+                alone(reference, functional.mse_loss, batch.chunk(M), targets.chunk(M))
+                compare(pipe, stages, reference)
+                for ours, theirs in zip(stages, reference, strict=True):
+                    if ours in pipe.mine:
+                        for q, r in zip(ours.parameters(), theirs.parameters(), strict=True):
+                            assert (q.grad is None) == (r.grad is None), (name, kind)
+
+
+@case
+def a_gradient_that_stops_later(job: Job) -> None:
+    """Where the first microbatch had one, zeros stand for those that there are none of, until shapes are renewed."""
+    torch.manual_seed(15)
+    stages: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4), Detached(*range(M, 4 * M)), nn.Linear(4, 4)]
+    pipe = job.pipeline("whole", stages, functional.mse_loss)
+    for step in range(3):
+        nn.ModuleList(stages).zero_grad()
+        if step == 2:
+            pipe.renew_shapes()
+        pipe.step(torch.randn(8, 4), torch.randn(8, 4))
+        gradients = [q.grad for stage in stages[:2] if stage in pipe.mine for q in stage.parameters()]
+        if step < 2:
+            assert all(gradient is not None and gradient.any() == (step == 0) for gradient in gradients)
+        else:
+            assert gradients == [None] * len(gradients)
+
+
 class Sequences(nn.Module):
     def __init__(self) -> None:
         super().__init__()
