@@ -20,6 +20,8 @@ from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
 from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp
 
 SCHEDULES = {"whole": compiled.ONE_F_ONE_B, "split": compiled.SPLIT}
+# Of gradients, relative to the largest entry: W adds a product where it computes it, and so rounds once less.
+BOUNDS = {compiled.ONE_F_ONE_B: 0.0, compiled.SPLIT: 1e-5}
 
 
 def train(
@@ -171,7 +173,7 @@ def test_what_a_stage_may_be(case: str, schedule: str, tmp_path: Path) -> None:
         return
     expected = alone(reference, mean_square, batch.chunk(4), targets.chunk(4))
     assert torch.equal(losses, expected)
-    check(stages, reference)
+    check(stages, reference, BOUNDS[schedule])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
@@ -206,7 +208,7 @@ def test_gradients_add_up_over_steps(schedule: str, tmp_path: Path) -> None:
     results(train(schedule, stages, batch, targets, functional.cross_entropy, tmp_path, p=2, m=4, steps=3))
     for _ in range(3):
         alone(reference, functional.cross_entropy, batch.chunk(4), targets.chunk(4))
-    check(stages, reference)
+    check(stages, reference, BOUNDS[schedule])
 
 
 def test_a_loss_with_parameters(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_a_loss_with_parameters(tmp_path: Path) -> None:
         batch, targets = torch.randn(4, 2), torch.randn(4, 1)
         results(train(schedule, stages, batch, targets, loss_fn, tmp_path, p=2, m=2))
         alone(reference, theirs, batch.chunk(2), targets.chunk(2))
-        check([*stages, loss_fn], [*reference, theirs])
+        check([*stages, loss_fn], [*reference, theirs], BOUNDS[schedule])
 
 
 def test_evaluation_returns_outputs_and_changes_nothing(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_nested_batches_and_targets(tmp_path: Path) -> None:
     results(train(compiled.SPLIT, stages, batch, targets, loss_fn, tmp_path, p=2, m=3))
     parts = [{"values": values[i : i + 2], "mask": [mask[i : i + 2]]} for i in (0, 2, 4)]
     alone(reference, loss_fn, parts, [(goal[i : i + 2], weight[i : i + 2]) for i in (0, 2, 4)])
-    check(stages, reference)
+    check(stages, reference, BOUNDS[compiled.SPLIT])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipedsl.runtime import wire as wire_module
 from tests.support import compiled
 from tests.support.nccl_like import EAGER, LAZY, Fabric, run_ranks
 from tests.support.worker import alone, load, mlp
-from tests.unit.test_executor import SCHEDULES, check, mean_square, results, train
+from tests.unit.test_executor import BOUNDS, SCHEDULES, check, mean_square, results, train
 
 BOTH = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 
@@ -74,7 +74,7 @@ def test_gradients_reach_the_batch_and_a_loss_that_is_a_closure(schedule: str, t
     results(train(schedule, stages, batch, targets, lambda y, t: mean_square(y * scale, t), tmp_path, p=2, m=4))
     theirs, their_scale = batch.detach().clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)
     alone(reference, lambda y, t: mean_square(y * their_scale, t), list(theirs.chunk(4)), list(targets.chunk(4)))
-    check(stages, reference)
+    check(stages, reference, BOUNDS[schedule])
     torch.testing.assert_close(batch.grad, theirs.grad)
     torch.testing.assert_close(scale.grad, their_scale.grad)
 
@@ -99,7 +99,7 @@ def test_a_stage_may_write_to_some_of_its_inputs(schedule: str, tmp_path: Path) 
     batch, targets = torch.randn(8, 4), torch.randn(8)
     results(train(schedule, stages, batch, targets, mean_square, tmp_path, p=2, m=4))
     alone(reference, mean_square, batch.chunk(4), targets.chunk(4))
-    check(stages, reference)
+    check(stages, reference, BOUNDS[schedule])
 
 
 class Doubles(nn.Module):
@@ -122,7 +122,7 @@ def test_the_first_stage_may_write_to_its_part_of_the_batch(schedule: str, tmp_p
     parts = batch.clone().chunk(4)
     results(train(schedule, stages, batch, targets, mean_square, tmp_path, p=2, m=4))
     alone(reference, mean_square, parts, targets.chunk(4))
-    check(stages, reference)
+    check(stages, reference, BOUNDS[schedule])
 
 
 class Complex(nn.Module):
