@@ -133,7 +133,7 @@ class Copies:
         self._compared = False
 
     def begin(self, watch: Watch) -> None:
-        """A step begins: of what earlier ones have summed, one copy is kept, to count once in the next sum.
+        """A step begins: what earlier ones have summed stays with one copy alone, to count once in the next sum.
 
         ValueError, before the first one, where copies begin with other values: they would never become equal.
         """
@@ -146,8 +146,9 @@ class Copies:
             if not self._compared:
                 self._compare(owners, group, watch)
             for each in group:
-                for q in each.own[each.counted(self._wire.rank) :] if each.trained else ():
-                    q.grad = None
+                for q in each.own[each.counted(self._wire.rank) :]:
+                    if q.grad is not None and each.trained:
+                        q.grad.detach().zero_()
         self._compared = True
 
     def finish(self, watch: Watch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -44,11 +45,13 @@ def loss_fn(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def make_stages(count: int) -> list[nn.Module]:
     """Stages of several sizes, whose gradients are there."""
-    stages = [nn.Sequential(*(Block() for _ in range(1 + s % 2))) for s in range(count)]
-    for stage in stages:
-        for q in stage.parameters():
-            q.grad = torch.zeros_like(q)
-    return list(stages)
+    return [with_gradients(nn.Sequential(*(Block() for _ in range(1 + s % 2)))) for s in range(count)]
+
+
+def with_gradients(stage: nn.Module) -> nn.Module:
+    for q in stage.parameters():
+        q.grad = torch.zeros_like(q)
+    return stage
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,11 @@ def measured(schedule: str, folder: Path, *, p: int, m: int, steps: int = 1) -> 
     module = load(compiled.compile_to(folder / "pipeline.py", schedule, p=p, m=m))
     module.WORTH_DEFERRING = 1
     stages = make_stages(module.STAGES)
-    batch, targets = torch.randn(m * ROWS, WIDTH), torch.randn(m * ROWS, WIDTH)
+    rows = module.PLAN.microbatches * ROWS
+    batch, targets = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
 
     def work(wire: Any) -> int:
-        mine = [stages[s] for s, owner in enumerate(module.PLACEMENT) if owner == wire.rank]
+        mine = [with_gradients(copy.deepcopy(stages[s])) for s in module.stages_of(wire.rank)]
         pipe = module.Pipeline(mine, loss_fn, process_group=wire, timeout=20)
         held: list[int] = []
         with LiveBytes() as live:
@@ -133,6 +137,8 @@ SCHEDULES = {
     "zb_h1": "zb_h1",
     "zb_h2": "zb_h2",
     "all W at the end": compiled.SPLIT,
+    "two copies of all stages": compiled.TWO_WAYS,
+    "two copies, all W at the end": compiled.TWO_WAYS_SPLIT,
 }
 
 
