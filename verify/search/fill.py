@@ -5,6 +5,7 @@ from __future__ import annotations
 from verify.search.model import Model, run
 
 PASSES = 12
+FILLING = 20  # what it costs, beside running the same operations
 FAR_BEHIND = 400  # how far behind a gap is looked for something to fill it
 
 

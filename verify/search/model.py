@@ -37,7 +37,6 @@ class Model:
     lag: list[int]
     feeds: list[int]
     strand: list[int]
-    last_of_strand: list[bool]
     strands: tuple[tuple[tuple[int, int], ...], ...]
     room: tuple[int | None, ...]
 
@@ -64,7 +63,6 @@ def model_of(problem: Problem) -> Model:
     _check_complete(problem, operations)
     rank: list[int] = []
     strand: list[int] = []
-    last: list[bool] = []
     bounds: list[list[tuple[int, int]]] = []
     row = 0
     for r, strands in enumerate(problem.strands):
@@ -72,7 +70,6 @@ def model_of(problem: Problem) -> Model:
         for k, items in enumerate(strands):
             rank += [r] * len(items)
             strand += [k] * len(items)
-            last += [False] * (len(items) - 1) + [True] * bool(items)
             bounds[-1].append((row, row + len(items)))
             row += len(items)
     local, upstream, lag, feeds = [], [], [], [NONE] * len(operations)
@@ -110,7 +107,6 @@ def model_of(problem: Problem) -> Model:
         lag=lag,
         feeds=feeds,
         strand=strand,
-        last_of_strand=last,
         strands=tuple(tuple(pairs) for pairs in bounds),
         room=problem.cap,
     )

@@ -15,13 +15,17 @@ from math import ceil
 from time import monotonic
 
 from verify.search.bounds import Bound, lower_bound
-from verify.search.close import close
+from verify.search.close import FEW, close
 from verify.search.engines import MOST_OPERATIONS, Engine
+from verify.search.fill import FILLING
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.model import Model, fits, model_of, run
+from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.settle import settle
 from verify.search.shorter import good_manners, short_model
+from verify.search.spacing import Spacing
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
 from verify.search.waves import waves
@@ -32,6 +36,7 @@ LARGE = 12_000  # operations; above, habits are first tried on fewer microbatche
 SHORT = 6  # work that goes into them at most
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
+NESTED = 4  # times as much work for bounds from fewer microbatches as for each heuristic
 KERNELS = 6  # steady states that are unrolled
 
 
@@ -117,7 +122,10 @@ class _Search:
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = self.model.horizon + 1
+        self.settled = self.value
         self.manner: Manner | None = None
+        # With few operations z3 needs no such help.
+        self.nested = Nested() if len(self.model) > FEW and can_nest(self.model) else None
         self.goal = None if goal is None else int(goal / problem.time_unit)
         bound: Bound = lower_bound(self.model)
         self.low = bound.value
@@ -147,6 +155,10 @@ class _Search:
     @property
     def done(self) -> bool:
         return self.value <= self.enough or self.hopeless
+
+    @property
+    def spacing(self) -> Spacing:
+        return Spacing() if self.nested is None else self.nested.spacing
 
     @property
     def next_seed(self) -> int:
@@ -262,6 +274,16 @@ def _ride_waves(search: _Search) -> None:
         search.take(rows, "waves")
 
 
+def _settle(search: _Search) -> None:
+    """Idle time filled in the best orders, where that was not done yet."""
+    if search.rows is None or search.value >= search.settled or search.done or search.left <= 0.01:
+        return
+    rows, turns = settle(search.model, search.rows, search.stop)
+    search.take(rows, "idle time filled")
+    search.work += FILLING * turns * len(search.model) / SCHEDULED
+    search.settled = search.value
+
+
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_OPERATIONS[search.engine]
@@ -277,14 +299,18 @@ def _rounds(search: _Search) -> None:
         _tune(search, min(share, search.left))
         if not before and not search.done and len(search.model) <= LARGE:
             _ride_waves(search)
+        _settle(search)
         # Not before z3 had a first look, where it may have one.
         if not search.done and steady is None and search.left > 0.01 and (before or not reasons):
             steady, used = steady_states(search.model, search.stop)
             search.work += used / SCHEDULED
         if not search.done and steady:
             _place(search, steady[:KERNELS], share)
+            _settle(search)
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
+        if reasons and search.nested is not None and not search.done:
+            raise_from_few(search, search.nested, NESTED * share)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:

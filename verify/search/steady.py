@@ -11,19 +11,19 @@ from itertools import islice
 from time import monotonic
 
 from pipedsl.program import Kind
-from verify.search.fill import fill
+from verify.search.fill import FILLING, fill
 from verify.search.greedy import Habit, list_schedule
 from verify.search.kernel import Pattern, layout_of, patterns, unroll
 from verify.search.model import Model, fits, model_of, run
 from verify.search.problem import Operation
+from verify.search.settle import settle
 from verify.search.shorter import shorter
-from verify.search.tune import Tuned, tune
+from verify.search.tune import tune
 
 TRIES = 600_000  # operations of patterns that are placed for one period
 KEPT = 200  # patterns of one period that are compared, at most
 COMPARED = 600_000  # operations that all comparisons of one period together may run, about
 FILLED = 4  # patterns of one period that are compared with their idle time filled
-FILLING = 20  # what filling costs, beside running the same operations
 LONGER = 5  # periods above the load of a rank that are tried
 
 
@@ -97,16 +97,16 @@ def place_weights(
     stop: float,
     notice: Callable[[list[list[int]]], None],
 ) -> int:
-    """The pattern's order of F and I, with W placed by habits. Answers how many schedules were tried."""
-    rows = fill(model, unroll(model, steady.pattern))
+    """The pattern's order of F and I, with W placed by habits. Answers how many schedules that cost."""
+    rows, turns = settle(model, unroll(model, steady.pattern), stop)
     notice(rows)
     sketch = _sketch(model, rows)
-
-    def translate(found: Tuned) -> None:
-        notice(_translated(model, sketch, found.rows))
-
-    found = tune(sketch, goal, tries, seed, stop, None, translate)
-    return tries if found is None else found.tried
+    found = tune(sketch, goal, tries, seed, stop)
+    if found is None:
+        return tries + FILLING * turns
+    rows, more = settle(model, _translated(model, sketch, found.rows), stop)
+    notice(rows)
+    return found.tried + FILLING * (turns + more)
 
 
 def _sketch(model: Model, rows: list[list[int]]) -> Model:
