@@ -186,14 +186,14 @@ class Exchange:
         if stage in self._stages:
             self._gradients[stage, microbatch] = gradients
             return
-        self._presence.tell(stage, microbatch, gradients)
-        kinds = self._layouts[True, stage + 1].gradient_kinds
-        self._outgoing[True, stage, microbatch] = _plain(
-            [
+        tensors: Any = gradients
+        if not self._presence.tell(stage, microbatch, gradients):
+            kinds = self._layouts[True, stage + 1].gradient_kinds
+            tensors = [
                 torch.zeros(shape, dtype=dtype, device=self._device) if x is None else x
                 for x, (shape, dtype) in zip(gradients, kinds, strict=True)
             ]
-        )
+        self._outgoing[True, stage, microbatch] = _plain(tensors)
 
     # ------------------------------------------------------------- the communication calls
 

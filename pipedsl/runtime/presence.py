@@ -47,12 +47,20 @@ class Presence:
         while self._unasked:
             self._ask(self._unasked.pop())
 
-    def tell(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> None:
-        """These are about to be sent to `stage`. ValueError where one is that could not be received as one."""
+    def tell(self, stage: int, microbatch: int, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """These are about to be sent to `stage`; whether there are all of them.
+
+        ValueError where there is one that could not be received as one.
+        """
+        whole = all(gradient is not None for gradient in gradients)
+        if whole and stage in self._whole:
+            return True
         present = [gradient is not None for gradient in gradients]
         agreed = self._agreed.get(stage)
         if agreed is None:
             self._agreed[stage] = present
+            if whole:
+                self._whole.add(stage)
             self._store.set(f"{self._key}/{stage}", json.dumps(present))
         elif present != agreed and not all(agreed):
             if not self._ahead:  # answered, so that it is there before the message is
@@ -62,6 +70,7 @@ class Presence:
                     f"a gradient goes back to stage {stage} for microbatch {microbatch} where the first microbatch had "
                     "none; call renew_shapes() on every rank before the first step of which this is so"
                 )
+        return whole
 
     def choose(self, stage: int, microbatch: int, received: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         """What was received for the outputs of `stage`, with None for what is no gradient."""
