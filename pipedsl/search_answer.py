@@ -12,25 +12,32 @@ import numpy as np
 
 from pipedsl.api import rejection, with_claims
 from pipedsl.diagnostics import DiagnosticError
-from pipedsl.occupancy import constant_part
+from pipedsl.lower import lower
+from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps
 from pipedsl.search_runs import Effort, Job, Outcome
+from pipedsl.simulate import simulate
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
 from verify.memory import size_text
 from verify.search.problem import Orders, Problem
-from verify.search.solve import Budget, NothingFound, Proof
+from verify.search.solve import Budget, NothingFound, Proof, Solution, solve
 
 if TYPE_CHECKING:
     from pipedsl.every_m import EveryM
     from pipedsl.profile import Profile
     from pipedsl.search_evidence import SearchEvidence
 
+AGAIN = 1 / 4
+"""Of the budget, for orders that only just fit, of at most `MOST_OPERATIONS`."""
+
+MOST_OPERATIONS = 4000
+
 ROUNDS = 8
-"""How often the caps are made smaller to make room for the buffers of messages, which a search does not know."""
+"""How often the caps are made smaller to make room for buffers that a search does not know."""
 
 NO_ROOM = "with the buffers of its messages no order was found that keeps to the caps"
 
@@ -41,9 +48,9 @@ class SearchResult:
 
     `value`: what it makes of the objective; `bound`: no order is below it; `proof`: why the value is the smallest
     (`bound` or `refutation`), None where it may not be; `argument`: what the bound rests on. `least`: no order
-    as good holds less on the rank that holds most, message buffers apart. `placement`: the name of the one chosen for
-    `place ?`. `task`: what was searched in the end, its caps with room for the buffers of messages; `problem` is
-    without. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    as good holds less on the rank that holds most; not said where messages take memory. `placement`: the name of the
+    one chosen for `place ?`. `task`: what was searched in the end, with smaller caps where buffers need room; `problem`
+    is that of the caps themselves. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
     """
 
     schedule: Schedule
@@ -121,10 +128,11 @@ def answer_of(
 ) -> SearchResult:
     """The result, through the ordinary verifier.
 
-    A search does not know of the buffers of messages. Where they make an order too large, it is asked again with caps
-    that leave room for them; the bound stays that of the caps themselves. Raises NothingFound where that fails.
+    Of the buffers of messages a search knows those that F sends from. Where the others make an order too large, it is
+    asked again with caps that leave room for them, and then from that order on for one between; the bound stays that of
+    the caps themselves. Raises NothingFound where that fails.
     """
-    solution, caps = outcome.solution, task.caps
+    solution, caps, first = outcome.solution, task.caps, task
     assert solution is not None
     bound, problem = solution, task.problem
     needed: list[Fraction] = []
@@ -136,7 +144,9 @@ def answer_of(
             break
         if report.metrics is not None:
             needed.append(max(report.metrics.memory))
-        task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, over, strict=True)))
+        # By half of what is too much: orders that hold less have fewer messages on their way as well.
+        less = (max(min(o, task.problem.size_unit), o / 2) for o in over)
+        task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, less, strict=True)))
         again = None
         if not is_too_small(task):
             again = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0].solution
@@ -145,6 +155,10 @@ def answer_of(
         solution = again
     else:
         raise NothingFound(_no_room(program, needed))
+    if solution.value > bound.value and task.problem.operations <= MOST_OPERATIONS:
+        task, solution = first, _between(first, solution, bound, effort.budget.part(AGAIN), outcome.seed)
+        program = program_of(task, solution.orders, caps)
+        report = judged(schedule, task, program, transports, profile)
     proof = bound.proof or Proof.BOUND
     return SearchResult(
         schedule=schedule,
@@ -158,7 +172,7 @@ def answer_of(
         bound=bound.bound,
         proof=proof.value if solution.value <= bound.bound else None,
         argument=bound.argument,
-        least=outcome.least and solution is bound,
+        least=outcome.least and solution is bound and not any(task.program.memory.output),
         caps=caps,
         seed=outcome.seed,
         work=solution.work,
@@ -167,6 +181,20 @@ def answer_of(
         cached=outcome.cached,
         interrupted=outcome.interrupted,
     )
+
+
+def _between(task: Task, fitting: Solution, known: Solution, budget: Budget, seed: int) -> Solution:
+    """The best found of the orders that fit with all buffers, beginning with one; under the caps themselves.
+
+    Smaller caps leave some of them out. `known`: the answer that does not fit, and its bound.
+    """
+
+    def fits(orders: Orders) -> bool:
+        program = program_of(task, orders, task.caps)
+        held = memory_used(program, lower(program, simulate(program))).peaks()
+        return all(cap is None or size <= cap for size, cap in zip(held, task.caps, strict=True))
+
+    return solve(task.problem, budget=budget, seed=seed, start=fitting.orders, known=known, accept=fits)
 
 
 def _no_room(program: Program, needed: Sequence[Fraction]) -> str:

@@ -110,8 +110,7 @@ def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
         microbatches=program.microbatches,
         costs=program.costs.repeated(copies),
         cap=activation_caps(program, caps),
-        # What is kept beside the activation until B or I ends is as a larger activation, of which I gives back more.
-        activation=[a + i for a, i in zip(memory.activation, memory.input, strict=True)] * copies,
+        activation=_activations(program),
         held_by_w=memory.held_by_w * copies,
         objective=Objective(minimized[0] if minimized else "makespan"),
         strands=tuple(
@@ -120,6 +119,23 @@ def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
         ranks=program.ranks,
         fences=tuple((operations[x], operations[y]) for x, y in each.fences),
     )
+
+
+def _activations(program: Program) -> list[Fraction]:
+    """What each stage of each replica takes with F.
+
+    What is kept beside the activation until B or I ends is as a larger activation, of which I gives back more. So is
+    the buffer of what F sends: it is there from the end of F until B or I starts, and the rank takes nothing else
+    between the start and the end of either.
+    """
+    memory = program.memory
+    found = []
+    for replica in program.placement.tolist():
+        for stage, rank in enumerate(replica):
+            sends = stage + 1 < program.stages and replica[stage + 1] != rank
+            sent = memory.output[stage] if sends else Fraction(0)
+            found.append(memory.activation[stage] + memory.input[stage] + sent)
+    return found
 
 
 def activation_caps(program: Program, caps: Sequence[Fraction | None]) -> list[Fraction | None]:
@@ -210,6 +226,11 @@ def _size_of_peak(metric: Call, program: Program, rank: int, peak: Fraction) -> 
     stages = [stage for _, stage in program.chunks(rank)]
     sizes = {memory.activation[stage] for stage in stages}
     parts = {memory.held_by_w[stage] for stage in stages}
+    if any(memory.output):
+        message = (
+            "search caps memory, in which messages count here (`output`), and peaks do not tell how many there are"
+        )
+        fail("PD601", message, metric.span, help="give the cap as a size: `cap(r) = ...` in `memory`")
     if len(sizes) > 1 or len(parts) > 1 or any(memory.input[stage] for stage in stages) or 0 in sizes:
         message = "search caps memory, and the activations of this rank's stages differ"
         fail("PD601", message, metric.span, help="give the cap as a size: `cap(r) = ...` in `memory`")

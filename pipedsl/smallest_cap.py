@@ -68,8 +68,8 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
         shown = ["none" if cap is None else size(cap) for cap in best.caps[:MOST_NAMED]]
         more = ", ..." if len(best.caps) > MOST_NAMED else ""
         what, needed = "these caps", f"{size(best.by)} more on every rank ({', '.join(shown)}{more})"
-    # A search does not know the buffers of messages, which may need more.
-    apart = ", the buffers of messages apart," if any(memory.output) else ""
+    # Of the buffers of messages a search knows those that F sends from; the others may need more.
+    apart = ", received messages and gradients apart," if any(memory.output) else ""
     how = "the smallest that one keeps to" if best.sure else "the smallest that one was found for"
     message = f"no order keeps to {what}; {how}{apart} is {needed}"
     help_ = "raise the cap, or leave more of the order open"

@@ -502,13 +502,19 @@ def test_a_text_without_a_middle_is_for_no_other_m() -> None:
 def test_buffers_that_have_no_room_are_told_with_a_cap_that_does() -> None:
     memory = "memory { activation(s) = 3 MiB held_by_w(s) = 1 MiB output(s) = 1 MiB weights(s) = 2 MiB cap(r) = 9 MiB }"
     schedule = problem(OPEN, memory)
-    with pytest.raises(DiagnosticError, match=r"the cap of 6 MiB; .*, the buffers of messages apart, is 7 MiB"):
+    with pytest.raises(DiagnosticError, match=r"the cap of 6 MiB; .*, received messages and gradients apart, is 8 MiB"):
         search(schedule, {"p": 3, "m": 4}, cap=6 << 20, budget=WORK)
     with pytest.raises(NothingFound, match=r"one was found for a cap of \d+ MiB") as error:
         search(schedule, {"p": 3, "m": 4}, cap=8 << 20, budget=WORK)
     enough = int(re.findall(r"cap of (\d+) MiB", str(error.value))[0])
     found = search(schedule, {"p": 3, "m": 4}, cap=enough << 20, budget=WORK)
     assert found.verdict is Verdict.VERIFIED
+
+
+def test_peaks_say_nothing_of_messages() -> None:
+    schedule = problem(OPEN, "memory { output(s) = 1 }\nsubject to peak(r) <= 2")
+    with pytest.raises(DiagnosticError, match=r"PD601: .*in which messages count"):
+        search(schedule, {"p": 2, "m": 2}, budget=WORK)
 
 
 @pytest.mark.parametrize(

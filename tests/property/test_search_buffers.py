@@ -1,0 +1,81 @@
+"""Search where messages take memory, held to all orders of small problems: each one lowered, its memory summed up."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from brute import cost, interleavings
+
+from pipedsl.api import parse_text
+from pipedsl.diagnostics import DiagnosticError
+from pipedsl.lower import lower
+from pipedsl.occupancy import memory_used
+from pipedsl.search_answer import program_of
+from pipedsl.search_problem import Task, tasks
+from pipedsl.searching import NothingFound, search
+from pipedsl.simulate import simulate
+from pipedsl.syntax import Schedule
+from verify import Verdict
+
+pytest.importorskip("z3")
+
+
+def drawn(seed: int) -> tuple[Schedule, dict[str, int]]:
+    """Two or three ranks, or two with two chunks in a V; what messages, activations and inputs take."""
+    draw = random.Random(seed)
+    p, m = draw.choice(((2, 2), (3, 2), (2, 3)))
+    words, stages, place = draw.choice(("F * m || I * m || W * m", "F * m || B * m")), "p", "s -> s"
+    if draw.random() < 0.35:
+        p, m, stages, place = 2, draw.choice((1, 2)), "2 * p", "s -> s if s < p else 2 * p - 1 - s"
+        words = "F@0 * m || F@1 * m || B@0 * m || B@1 * m"
+    activation = draw.randint(1, 4)
+    text = f"""
+schedule x(p, m)
+stages {stages}
+place {place}
+rank r {{ {words} }}
+cost {{ F = {draw.randint(1, 4)} I = {draw.randint(1, 4)} W = {draw.randint(1, 4)} send = {draw.choice((0, 0.5, 1))} }}
+memory {{
+    activation(s) = {activation}  held_by_w(s) = {draw.choice(("", "1 / 2 * "))}{activation}
+    output(s) = {draw.choice(("1", "2", "1 + s % 2"))}  input(s) = {draw.choice((0, 0, 1))}
+}}
+minimize {draw.choice(("makespan", "span"))}
+"""
+    return parse_text(text), {"p": p, "m": m}
+
+
+def every_order(task: Task) -> list[tuple[Fraction, Fraction]]:
+    """What each choice of orders costs, and the most that a rank holds."""
+    problem, found = task.problem, []
+    for orders in product(*(interleavings(strands, problem.depth) for strands in problem.strands)):
+        value = cost(problem, orders)
+        if value is not None:
+            program = program_of(task, orders, (None,) * problem.ranks)
+            held = memory_used(program, lower(program, simulate(program))).peaks()
+            found.append((value * problem.time_unit, max(held)))
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 18, 6))
+def test_an_order_is_found_where_there_is_one(first: int) -> None:
+    best_found = several = 0
+    for seed in range(first, first + 6):
+        schedule, params = drawn(seed)
+        orders = every_order(tasks(schedule, params)[0])
+        sizes = sorted({held for _, held in orders})
+        for cap in {sizes[0] - 1, sizes[0], sizes[len(sizes) // 2]}:
+            best = min((value for value, held in orders if held <= cap), default=None)
+            try:
+                result = search(schedule, params, cap=cap, budget=1)
+            except (NothingFound, DiagnosticError):
+                assert best is None, (seed, cap)
+                continue
+            assert best is not None, (seed, cap)
+            assert result.verdict is Verdict.VERIFIED
+            assert result.bound <= best <= result.value, (seed, cap)
+            assert not result.least
+            several, best_found = several + 1, best_found + (result.value == best)
+    assert best_found > several * 3 / 4
