@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from pipedsl.program import Kind
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
+from verify.search.spacing import Spacing
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,10 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     return edges
 
 
-def chains(model: Model, extra: list[tuple[int, int]] | None = None) -> Chains:
+NOTHING = Spacing()
+
+
+def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Spacing = NOTHING) -> Chains:
     """Longest chains through everything that holds in every order. Raises `Infeasible` where that is a circle."""
     count = len(model)
     before: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -119,6 +123,8 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None) -> Chains:
             before[row].append((model.local[row], 0))
     for x, y in memory_edges(model) if extra is None else extra:
         before[y].append((x, 0))
+    for x, y, gap in spacing.edges(model):
+        before[y].append((x, gap))
     waits = [len(items) for items in before]
     for row, items in enumerate(before):
         for x, _ in items:
@@ -136,6 +142,8 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None) -> Chains:
         raise Infeasible(r, 0, f"rank {r} cannot give back what it holds before it has to take more")
     for row in order:
         head[row] = max((head[x] + duration[x] + gap for x, gap in before[row]), default=0)
+    for row, length in spacing.tails(model):
+        tail[row] = max(tail[row], length)
     for row in reversed(order):
         length = tail[row] + duration[row]
         for x, gap in before[row]:

@@ -16,6 +16,7 @@ from verify.search.engines import Engine, decider
 from verify.search.exact import Answer, Decision
 from verify.search.model import Model, model_of
 from verify.search.problem import Infeasible, Problem
+from verify.search.spacing import Spacing
 
 OPERATIONS = 1600  # the fewer operations, the more work for z3 beside that for heuristics: this many an equal share
 MOST = 8  # times as much work for z3, at most
@@ -38,6 +39,9 @@ class Standing(Protocol):
     engine: Engine
     stop: float
     work: float
+
+    @property
+    def spacing(self) -> Spacing: ...
 
     @property
     def done(self) -> bool: ...
@@ -106,7 +110,9 @@ def _decide(standing: Standing, model: Model, limit: int, share: float) -> Decis
     work = min(share, standing.left)
     if work < LEAST:
         return Decision(Answer.UNKNOWN, None, 0.0)
-    found = decider(standing.engine)(model, limit, work=work, seconds=seconds, seed=standing.seed)
+    found = decider(standing.engine)(
+        model, limit, work=work, seconds=seconds, seed=standing.seed, spacing=standing.spacing
+    )
     standing.work += found.work
     return found
 
@@ -122,4 +128,4 @@ def _ask(standing: Standing, limit: int, share: float) -> Answer:
     return found.answer
 
 
-__all__ = ["Standing", "close"]
+__all__ = ["FEW", "Standing", "close"]

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipedsl.program import Kind
+from verify.search.bounds import NOTHING
 from verify.search.exact import Answer, Decision, orders_by_start, without_instants
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
+from verify.search.spacing import Spacing
 from verify.search.windows import Window, narrow
 
 MOST_SECONDS = 1e6
@@ -27,6 +29,8 @@ def decide(
     seconds: float = 0,
     seed: int = 0,
     extra: Sequence[tuple[int, int]] = (),
+    spacing: Spacing = NOTHING,
+    end: int | None = None,
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any; as `exact.decide`.
 
@@ -34,7 +38,7 @@ def decide(
     """
     model, limit = without_instants(model, limit)
     try:
-        window = narrow(model, limit, extra)
+        window = narrow(model, limit, extra, spacing=spacing, end=end)
     except Infeasible:
         return Decision(Answer.REFUTED, None, 0, "windows")
     if max(window.latest, default=0) + limit > FAR or any(room is not None and abs(room) > FAR for room in model.room):

@@ -8,10 +8,12 @@ from enum import Enum
 from time import monotonic
 from typing import Any
 
+from verify.search.bounds import NOTHING
 from verify.search.formula import Formula
 from verify.search.load import Literal
 from verify.search.model import Model
 from verify.search.problem import Infeasible
+from verify.search.spacing import Spacing
 from verify.search.windows import narrow
 
 # z3's own units of work that take about a second, by what it reasons with.
@@ -51,15 +53,18 @@ def decide(
     seconds: float = 0,
     seed: int = 0,
     extra: Sequence[tuple[int, int]] = (),
+    spacing: Spacing = NOTHING,
+    end: int | None = None,
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any.
 
     `work`: z3's limit, 0 for none; the same work gives the same answer. `seconds`: an outer stop, 0 for none. `extra`:
-    pairs of rows of which the first must end before the second starts.
+    pairs of rows of which the first must end before the second starts. `spacing`: what is known beside, where every
+    operation takes time. `end`: the one that is to have ended by the limit, whatever the objective.
     """
     model, limit = without_instants(model, limit)
     try:
-        window = narrow(model, limit, extra)
+        window = narrow(model, limit, extra, spacing=spacing, end=end)
     except Infeasible:
         return Decision(Answer.REFUTED, None, 0, "windows")
     import z3

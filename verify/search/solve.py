@@ -36,7 +36,7 @@ LARGE = 12_000  # operations; above, habits are first tried on fewer microbatche
 SHORT = 6  # work that goes into them at most
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
-NESTED = 4  # times as much work for bounds from fewer microbatches as for each heuristic
+NESTED = 3  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
 KERNELS = 6  # steady states that are unrolled
 
 
@@ -310,7 +310,7 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if reasons and search.nested is not None and not search.done:
-            raise_from_few(search, search.nested, NESTED * share)
+            raise_from_few(search, search.nested, search.left / NESTED)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:
