@@ -154,8 +154,8 @@ class _Checker:
         labels = (Label(first, "first here"),) if first is not None else ()
         self.found.append(Diagnostic(code, message, span, labels=labels, help=help))
 
-    def planned(self, what: str, span: Span) -> None:
-        self.say("PD113", f"{what} is not supported yet", span, help="see `Kept for later` in docs/language.md")
+    def planned(self, what: str, span: Span, help: str = "see `Kept for later` in docs/language.md") -> None:
+        self.say("PD113", f"{what} is not supported yet", span, help=help)
 
     # ----------------------------------------------------------------- items
 
@@ -372,7 +372,9 @@ class _Checker:
         return scope
 
     def operation(self, op: Op, scope: _Scope) -> None:
-        if op.kind in PLANNED_KINDS:
+        if op.kind == "REDUCE":
+            self.planned("`REDUCE`", op.span, "leave it out: gradients of replicas are summed at the end of a step")
+        elif op.kind in PLANNED_KINDS:
             self.planned(f"`{op.kind}`", op.span)
         if op.chunk is not None and not (isinstance(op.chunk, Name) and op.chunk.id in self.replicas):
             self.expect(op.chunk, scope, "number", "the number of a chunk")

@@ -37,7 +37,8 @@ class Executor:
 
     `modules`: this rank's stages in chunk order, or the module where there is one. Stage s is called with one
     argument, what stage s - 1 returned; stage 0 with its part of the batch. What a stage returned is sent while the
-    stage goes on, so it must not write to that again (buffers and tensors without gradient are copied).
+    stage goes on, so it must not write to that again (buffers and tensors without gradient are copied). Where the
+    schedule has copies of the stages they must begin equal, which is looked at before the first training step.
     `loss_fn(output, targets)` gives the mean loss of a microbatch, a tensor with one element. With `count_fn` it gives
     the sum instead, which is divided by `count_fn(targets)` of the whole batch: as where tokens are ignored, unevenly
     over microbatches. `tied`: parameters that other ranks hold copies of, by a name that all of them give; the copies
@@ -137,7 +138,8 @@ class Executor:
         `batch` is read on the first stage's rank and `targets` on the last one's: a tensor or a nested structure of
         tensors, each with the microbatches along dimension 0 and with as many rows in all. Gradients of the mean loss
         over the whole batch add to `.grad`, times `scale`, which is read on the last stage's rank. On that rank the
-        losses of the microbatches, shape (m,), in order, whose mean is the batch's loss; elsewhere None.
+        losses of the microbatches, shape (m,), in order, whose mean is the batch's loss; elsewhere None. Copies of the
+        stages divide the batch: every copy's first and last stage's rank is given the whole, and has its own losses.
 
         `extras`: read on every rank: keyword arguments for its stages. Each stage is given those that its forward
         names. Tensors are split as the batch is, other values given to every microbatch; or a list of m dicts.

@@ -104,6 +104,16 @@ def test_a_rank_that_died_between_steps_is_noticed_where_gradients_are_clipped(p
         assert "no answer from rank 1" in outcome.output
 
 
+def test_a_rank_that_died_before_its_copies_gradients_were_summed_is_named(tmp_path: Path) -> None:
+    """Rank 2 holds the other copies of its stages; the others may notice in the next step."""
+    pipeline = compiled.compile_to(tmp_path / "x.py", compiled.CHIMERA, p=4, m=2)
+    outcomes = launch(WORKER, 4, [str(pipeline), "kill in the sum:1"], timeout=LIMIT)
+    assert [outcome.returncode for outcome in outcomes] == [0, -9, 0, 0]
+    assert "rank 2 lost its connection to rank 1 at comparing which gradients there are of `" in outcomes[2].output
+    for outcome in (outcomes[0], outcomes[2], outcomes[3]):
+        assert "lost its connection to rank 1 at " in outcome.output
+
+
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):
         assert outcome.returncode == 0, outcome.output

@@ -19,28 +19,30 @@ TRAIN = """
 import importlib.util, sys
 import torch, torch.distributed as dist
 from torch import nn
-from x_pipeline import PARAMS, PLACEMENT, Pipeline
+import x_pipeline, x_two_ways
 
 for absent in ("pipedsl", "verify", "lark", "click", "pytest", "z3", "hypothesis"):
     assert importlib.util.find_spec(absent) is None, absent
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
-stages = [nn.Linear(4, 4), nn.Linear(4, 3)]
-pipe = Pipeline(stages[rank], nn.functional.cross_entropy, timeout=90, trace=True)
-optimizer = torch.optim.AdamW(stages[rank].parameters(), lr=0.1)
-batch, targets = torch.randn(8, 4), torch.randint(3, (8,))
-seen = []
-for _ in range(20):
-    losses = pipe.step(batch, targets)
-    pipe.clip_grad_norm_(1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    seen.append(losses)
-assert len(pipe.timeline().ranks) == 2
-assert len(pipe.state_dict(nn.Sequential(*stages), optimizer)["model"]) == 2
-if rank == 1:
-    assert seen[-1].mean() < seen[0].mean() / 2, seen
+for compiled in (x_pipeline, x_two_ways):
+    torch.manual_seed(0)
+    stages = [nn.Linear(4, 4), nn.Linear(4, 3)]
+    mine = [stages[s] for s in compiled.stages_of(rank)]
+    pipe = compiled.Pipeline(mine, nn.functional.cross_entropy, timeout=90, trace=True)
+    optimizer = torch.optim.AdamW(nn.ModuleList(mine).parameters(), lr=0.1)
+    batch, targets = torch.randn(8, 4), torch.randint(3, (8,))
+    seen = []
+    for _ in range(20):
+        losses = pipe.step(batch, targets)
+        pipe.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(losses)
+    assert len(pipe.timeline().ranks) == 2
+    assert len(pipe.state_dict(nn.Sequential(*stages), optimizer)["model"]) == 2 * len(mine)
+    if rank == 1 or len(mine) == 2:
+        assert seen[-1].mean() < seen[0].mean() / 2, seen
 dist.barrier()
 dist.destroy_process_group()
 print("TRAINED")
@@ -81,6 +83,7 @@ def test_it_trains_where_torch_is_all_there_is(tmp_path: Path) -> None:
     environment.mkdir()
     bare_environment(environment)
     compiled.compile_to(tmp_path / "x_pipeline.py", compiled.SPLIT, p=RANKS, m=4)
+    compiled.compile_to(tmp_path / "x_two_ways.py", compiled.TWO_WAYS_SPLIT, p=RANKS, m=2)
     (tmp_path / "train.py").write_text(TRAIN)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

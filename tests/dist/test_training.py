@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.cases import composing, flowing, random_numbers, saving, training
+from tests.dist.cases import composing, copies, flowing, random_numbers, saving, training
 from tests.support import compiled
 from tests.support.job import M, run_cases
 
@@ -26,6 +26,10 @@ FILES = {
     "v_shape_2": (compiled.V_SHAPE, 2, M),
     "v_shape_1": (compiled.V_SHAPE, 1, M),
     "last_first": (compiled.LAST_FIRST, RANKS, M),
+    "two_ways": (compiled.TWO_WAYS, RANKS, M),
+    "two_ways_2": (compiled.TWO_WAYS, 2, M),
+    "two_ways_split": (compiled.TWO_WAYS_SPLIT, RANKS, M),
+    "two_ways_split_2": (compiled.TWO_WAYS_SPLIT, 2, M),
 }
 
 
@@ -34,5 +38,5 @@ FILES = {
 def test_training_as_people_do_it(tmp_path: Path) -> None:
     for file, (schedule, p, m) in FILES.items():
         compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
-    cases = (training, flowing, random_numbers, composing, saving)
+    cases = (training, flowing, random_numbers, composing, copies, saving)
     run_cases(WORKER, RANKS, tmp_path, [name for each in cases for name in each.CASES])

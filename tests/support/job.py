@@ -36,7 +36,7 @@ class Job:
     ) -> Any:
         """A pipeline over this rank's part of `stages`."""
         compiled = self.compiled(name)
-        mine = [stages[s] for s, owner in enumerate(compiled.PLACEMENT) if owner == self.rank]
+        mine = [stages[s] for s in compiled.stages_of(self.rank)]
         pipe = compiled.Pipeline(mine, loss_fn, timeout=90, process_group=self.group, **more)
         pipe.mine = mine
         return pipe

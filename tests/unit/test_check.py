@@ -101,6 +101,11 @@ def test_help_names_what_was_probably_meant() -> None:
     assert [d.help for d in found(text)] == ["did you mean `warmup`?"]
 
 
+def test_help_says_what_happens_without_a_reduce() -> None:
+    (diagnostic,) = found(HEAD + "rank r { F * m B * m REDUCE }")
+    assert diagnostic.help == "leave it out: gradients of replicas are summed at the end of a step"
+
+
 def test_the_cycle_of_a_recursion_is_shown() -> None:
     (diagnostic,) = found(HEAD + BODY + "fn f(x) = g(x)\nfn g(x) = f(x)")
     assert "`f` -> `g` -> `f`" in diagnostic.message

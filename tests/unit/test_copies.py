@@ -493,7 +493,7 @@ def test_the_timeline_and_its_profile(tmp_path: Path) -> None:
     timeline = results(pipelines(module, held, body, trace=True))[0]
     labels = sorted(event.label for events in timeline.ranks for event in events)
     assert labels == sorted(
-        f"{kind}{i}@{s}/{name}" for kind in "FB" for i in range(2) for s in range(4) for name in ("down", "up")
+        f"{kind} s{s}/{name} mb{i}" for kind in "FB" for i in range(2) for s in range(4) for name in ("down", "up")
     )
     costs = json.loads(timeline.profile())["costs"]
     assert {kind: len(values) for kind, values in costs.items()} == {"F": 4, "B": 4}
