@@ -180,15 +180,15 @@ def main() -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
 
     compiled = load_pipeline(options.pipeline)
-    m = compiled.PARAMS["m"]
+    m = compiled.PLAN.microbatches
     torch.manual_seed(0)
     stages = build_stages(compiled.STAGES, options.layers, options.hidden, options.sequence)
-    mine = [stages[s].to(device) for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
+    mine = [stages[s].to(device) for s in compiled.stages_of(rank)]
     pipe = compiled.Pipeline(mine, loss_fn=loss_fn, device=device, trace=True)
     optimizer = torch.optim.AdamW([q for stage in mine for q in stage.parameters()], lr=2e-3)
     data = batches(m * options.microbatch_size, options.sequence, seed=1)
 
-    report = rank == compiled.PLACEMENT[-1]  # the rank that knows the loss
+    report = rank == compiled.PLAN.placement[-1]  # a rank that knows a loss: of the whole batch, or a copy's part
     if report:
         count = sum(q.numel() for stage in stages for q in stage.parameters())
         print(f"{count:,} parameters, {compiled.STAGES} stages on {last + 1} ranks, {m} microbatches", flush=True)
@@ -204,17 +204,17 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    named = [(f"{s}.", stages[s]) for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
+    named = [(f"{s}.", stages[s]) for s in compiled.stages_of(rank)]
     weights = {prefix + k: v.cpu() for prefix, stage in named for k, v in stage.state_dict().items()}
     grads = {prefix + k: q.grad.cpu() for prefix, stage in named for k, q in stage.named_parameters()}
     timeline = pipe.timeline()
-    everyone = gather((weights, grads, losses.mean().item() if report else None))
+    everyone = gather((weights, grads, [] if losses is None else losses.tolist()))
     if everyone is not None:
         print("\nthe last step as it really ran:")
         print(draw_timeline(timeline.ranks, TIMELINE_WIDTH))
         all_weights = {k: v for part, _, _ in everyone for k, v in part.items()}
         all_grads = {k: v for _, part, _ in everyone for k, v in part.items()}
-        loss = next(value for *_, value in everyone if value is not None)
+        loss = sum(value for *_, values in everyone for value in values) / m
         whole = nn.Sequential(*build_stages(compiled.STAGES, options.layers, options.hidden, options.sequence))
         compare_with_one_process(whole, all_weights, all_grads, batch.cpu(), targets.cpu(), m, loss)
     dist.barrier()

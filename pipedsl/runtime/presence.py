@@ -67,8 +67,8 @@ class Presence:
                 self._store.compare_set(self._exception(stage, microbatch), "", json.dumps(present))
             elif any(is_now and not was for is_now, was in zip(present, agreed, strict=True)):
                 raise ValueError(
-                    f"a gradient goes back to stage {stage} for microbatch {microbatch} where the first microbatch had "
-                    "none; call renew_shapes() on every rank before the first step of which this is so"
+                    "a gradient goes back to the stage before for this microbatch where the first microbatch had none; "
+                    "call renew_shapes() on every rank before the first step of which this is so"
                 )
         return whole
 
