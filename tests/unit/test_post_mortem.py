@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from pipedsl.cli.main import cli
 from pipedsl.post_mortem import ends_of_waiting
 from pipedsl.runtime.files import write_whole
 from tests.support import compiled
+from tests.support.launch import ROOT
 from tests.support.nccl_like import Fabric, run_ranks
 from tests.support.worker import load, mlp
 
@@ -129,6 +131,48 @@ def test_what_fails_outside_of_a_step_leaves_a_file_too(pipeline: Any, tmp_path:
     assert state["error"].endswith("rank 1 failed at taking over a saved state: KeyError: 'model'")
     assert state["failure"]["rank"] == 1
     assert "rank 0: left no file" in told(tmp_path / "later")[1]
+
+
+ALONE = """
+import sys
+from torch import nn
+from tests.support.nccl_like import Fabric
+from tests.support.worker import load
+
+class Noting:
+    def __init__(self, store):
+        self.store = store
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+    def check(self, keys):
+        if keys == ["ready/1"]:
+            print("waiting", flush=True)
+        return self.store.check(keys)
+
+wire = Fabric(2).wire(0)
+store = wire.store
+wire.store = lambda *args, **options: Noting(store(*args, **options))
+load(sys.argv[1]).Pipeline(nn.Identity(), process_group=wire, timeout=90, post_mortem=sys.argv[2])
+"""
+
+
+def test_a_rank_that_is_told_to_end_while_it_waits_for_the_others_to_start(tmp_path: Path) -> None:
+    path = compiled.compile_to(tmp_path / "x.py", compiled.SPLIT, p=RANKS, m=M)
+    command = [sys.executable, "-c", ALONE, str(path), str(tmp_path / "left")]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waiting\n"
+            process.terminate()
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGTERM
+    assert "split(p=2, m=2): rank 0 was told to end (SIGTERM) at making the pipeline" in said
+    (state,) = [json.loads(each.read_text()) for each in (tmp_path / "left").iterdir()]
+    assert f"{state['error']}\n" in said
+    assert state["error"].endswith("at making the pipeline")
 
 
 TRACE = """
