@@ -181,11 +181,13 @@ class Copies:
         own = parts[0].view(-1) if alone else torch.cat([part.reshape(-1) for part in parts])
         doing = f"summing the gradients of {_group_words(bucket)}"
         for piece in torch.split(own, max(1, _BUCKET // own.element_size())):
-            terms = self._swap_all(owners, piece, watch, doing)
-            if terms:
-                terms.insert(owners.index(self._wire.rank), piece)
-                total = terms[0] + terms[1]
-                for term in terms[2:]:
+            others = self._swap_all(owners, piece, watch, doing)
+            if len(others) == 1:
+                piece += others[0]  # in either order the same bits
+            elif others:
+                others.insert(owners.index(self._wire.rank), piece)
+                total = others[0] + others[1]
+                for term in others[2:]:
                     total += term
                 piece.copy_(total)
         if not alone:
