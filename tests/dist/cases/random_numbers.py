@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.job import Case, Job, M, compare, tokens
+from tests.support.job import Case, Job, compare, tokens
 from tests.support.worker import mlp
 
 P = 4
@@ -62,22 +62,23 @@ def noisy(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(functional.dropout(y, 0.2), target)
 
 
-def in_one_process(seeded: Any, stages: list[nn.Module], seed: int, batch: Any, targets: Any) -> torch.Tensor:
+def in_one_process(compiled: Any, stages: list[nn.Module], seed: int, batch: Any, targets: Any) -> torch.Tensor:
     losses = []
-    for i, (x, y) in enumerate(zip(batch.chunk(M), targets.chunk(M), strict=True)):
+    seeded, m = compiled.seeded, compiled.PLAN.microbatches
+    for i, (x, y) in enumerate(zip(batch.chunk(m), targets.chunk(m), strict=True)):
         for s, stage in enumerate(stages):
             with seeded(seed, s, i):
                 x = stage(x)
                 if s == len(stages) - 1:
                     losses.append(noisy(x, y))
-        (losses[-1] / M).backward()
+        (losses[-1] / m).backward()
     return torch.stack(losses).detach()
 
 
 @case
 def one_seed_on_any_number_of_ranks(job: Job) -> None:
-    """Four stages on four ranks and on two, two stages on two ranks and on one; whatever else the ranks draw."""
-    ranks = {"whole": 4, "split": 4, "last_first": 4, "v_shape_2": 2, "whole_2": 2, "v_shape_1": 1}
+    """Four stages on four ranks, on two and twice, two stages on two ranks and on one; whatever else the ranks draw."""
+    ranks = {"whole": 4, "split": 4, "last_first": 4, "two_ways": 4, "v_shape_2": 2, "whole_2": 2, "v_shape_1": 1}
     groups = {each: dist.new_group(list(range(each))) for each in sorted(set(ranks.values()))}
     for name, p in ranks.items():
         if job.rank >= p:
@@ -86,20 +87,22 @@ def one_seed_on_any_number_of_ranks(job: Job) -> None:
         torch.manual_seed(1)
         stages = drawing_stages(compiled.STAGES)
         reference = copy.deepcopy(stages)
-        mine = [stages[s] for s, owner in enumerate(compiled.PLACEMENT) if owner == job.rank]
+        mine = [stages[s] for s in compiled.stages_of(job.rank)]
+        plan = compiled.PLAN
+        own = [i for s in plan.chunks(job.rank) if plan.is_last(s) for i in plan.own_microbatches(s)]
         pipe = compiled.Pipeline(mine, noisy, timeout=90, process_group=groups[p])
         pipe.mine = mine
         torch.manual_seed(job.rank)
         for seed in (7, 8, 7):
-            batch, targets = tokens(seed)
+            batch, targets = tokens(seed, rows=2 * plan.microbatches)
             before = torch.get_rng_state()
             losses = pipe.step(batch, targets, seed=seed)
             assert torch.equal(before, torch.get_rng_state())
-            expected = in_one_process(compiled.seeded, reference, seed, batch, targets)
-            if compiled.PLACEMENT[-1] == job.rank:
-                assert torch.equal(losses, expected), name
+            expected = in_one_process(compiled, reference, seed, batch, targets)
+            if own:
+                assert torch.equal(losses, expected[own]), name
             torch.rand(1 + job.rank)  # what the job draws itself is its own affair
-        compare(pipe, stages, reference, 1e-5 if name == "split" else 0.0)
+        compare(pipe, stages, reference, 1e-5 if name in ("split", "two_ways") else 0.0)
 
 
 @case
