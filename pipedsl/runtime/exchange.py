@@ -87,13 +87,14 @@ class Exchange:
         self._tags = 0  # what is added to those of this step's messages
         self._steps = 0
 
-    def begin(self, calls: Sequence[PlannedCall], train: bool) -> None:
+    def begin(self, calls: Sequence[PlannedCall], train: bool, seed: int | None) -> None:
         """A step begins; before the first one every channel that `calls` use is opened."""
         self._train = train
         self._steps += 1
         # Messages of ranks that do different things must not meet.
         span = len(self._plan.placement) * self._plan.microbatches
-        self._tags = step_tag(4 * self._steps + 2 * train + self.renewed, span)
+        kind = 2 * train + self.renewed + 4 * self._steps + (0 if seed is None else 8 * (seed + 1))
+        self._tags = step_tag(kind, span)
         self.renewed = False
         if train:
             self._presence.begin(self._agreement, self._steps)

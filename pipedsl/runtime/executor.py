@@ -153,7 +153,7 @@ class Executor:
 
         PipelineError, on every rank, when anything fails on any rank.
         """
-        with self._together("beginning a step", self._kind_of_step(train)):
+        with self._together("beginning a step", self._kind_of_step(train, seed)):
             device = self._device.type
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
@@ -242,9 +242,10 @@ class Executor:
         finally:
             self._watch.end()
 
-    def _kind_of_step(self, train: bool) -> str:
+    def _kind_of_step(self, train: bool, seed: int | None) -> str:
         """In words, for other ranks to compare with theirs."""
         words = ["training" if train else "evaluating"]
+        words += [] if seed is None else [f"seed {seed}"]
         words += ["after renew_shapes()"] if self._exchange.renewed else []
         words += ["after load_state_dict()"] if train and self._tied.reloaded else []
         return ", ".join(words)

@@ -91,7 +91,7 @@ class Loop:
             chunk.once = given.draws is not None
         if clock:
             clock.begin()
-        self._exchange.begin(self._calls, given.train)
+        self._exchange.begin(self._calls, given.train, given.draws)
         position, watch = self._watch.position, self._watch
         program = self._programs[given.train]
         if given.autocast:

@@ -18,6 +18,7 @@ SAYS = {
     "skips_an_evaluation": "step 2 (evaluating) on rank {other}, but step 2 (training) on rank 1",
     "trains_once_more": "step 2 (evaluating) on rank {other}, but step 2 (training) on rank 1",
     "renews": "step 2 (training) on rank {other}, but step 2 (training, after renew_shapes()) on rank 1",
+    "draws": "step 2 (training, seed 7) on rank {other}, but step 2 (training) on rank 1",
     "clips": "step 2 (training) on rank {other}, but clipping the gradients on rank 1",
     "loads": "step 2 (training) on rank {other}, but step 2 (training, after load_state_dict()) on rank 1",
 }

@@ -15,9 +15,9 @@ from tests.support.worker import load, mlp, start
 ODD = 1  # the rank that does
 
 
-def step(pipe: Any, train: bool = True) -> None:
+def step(pipe: Any, train: bool = True, seed: int | None = None) -> None:
     m = 4
-    pipe.step(torch.zeros(2 * m).long(), torch.zeros(2 * m).long(), train=train)
+    pipe.step(torch.zeros(2 * m).long(), torch.zeros(2 * m).long(), train=train, seed=seed)
 
 
 def evaluates(pipe: Any, odd: bool) -> None:
@@ -56,6 +56,11 @@ def renews_twice(pipe: Any, odd: bool) -> None:
     step(pipe)
 
 
+def draws(pipe: Any, odd: bool) -> None:
+    step(pipe, seed=6)
+    step(pipe, seed=None if odd else 7)
+
+
 def clips(pipe: Any, odd: bool) -> None:
     step(pipe)
     if odd:
@@ -73,7 +78,7 @@ def loads(pipe: Any, odd: bool) -> None:
 
 WAYS: dict[str, Callable[[Any, bool], None]] = {
     each.__name__: each
-    for each in (evaluates, skips_an_evaluation, trains_once_more, renews, renews_twice, clips, loads)
+    for each in (evaluates, skips_an_evaluation, trains_once_more, renews, renews_twice, draws, clips, loads)
 }
 
 
