@@ -181,7 +181,7 @@ class Copies:
         own = parts[0].view(-1) if alone else torch.cat([part.reshape(-1) for part in parts])
         doing = f"summing the gradients of {_group_words(bucket)}"
         for piece in torch.split(own, max(1, _BUCKET // own.element_size())):
-            others = self._swap_all(owners, piece, watch, doing)
+            others = self._swap_all(owners, piece, watch, doing) if len(piece) else []
             if len(others) == 1:
                 piece += others[0]  # in either order the same bits
             elif others:
@@ -281,14 +281,16 @@ def _unlike(plan: Plan, held: Mapping[int, Sequence[Held]]) -> list[str]:
         for stage, entries in stages:
             kinds = {name: kind for name, _, kind in entries}
             words = _stage_words(plan, stage)
-            here = f"rank {rank}" if stage == len(plan.placement) else f"{plan.stage_name(stage)} on rank {rank}"
+            here = f"on rank {rank}"
+            if stage < len(plan.placement):
+                here = f"in {plan.stage_name(stage)} {here}"
             there, expected = first.setdefault(words, (here, kinds))
             for name in [*expected, *kinds]:
                 if expected.get(name) != kinds.get(name):
                     found.setdefault(
                         words,
-                        f"the copies of {words} are not alike: `{name}` is {_kind_words(expected.get(name))} in "
-                        f"{there}, but {_kind_words(kinds.get(name))} in {here}",
+                        f"the copies of {words} are not alike: `{name}` is {_kind_words(expected.get(name))} "
+                        f"{there}, but {_kind_words(kinds.get(name))} {here}",
                     )
     return list(found.values())
 

@@ -394,7 +394,7 @@ def test_a_loss_with_parameters_on_one_of_the_last_stages(tmp_path: Path) -> Non
         loss_fn = Loss(5, 5) if wire.rank == 0 else functional.cross_entropy
         return module.Pipeline(held[wire.rank], loss_fn, process_group=wire, timeout=20)
 
-    says = "the copies of the loss function are not alike: `weight` is float32 [5, 5] in rank 0, but missing in rank 1"
+    says = "the copies of the loss function are not alike: `weight` is float32 [5, 5] on rank 0, but missing on rank 1"
     assert all(says in error for error in errors(run_ranks(Fabric(2), work)))
 
 
