@@ -163,11 +163,12 @@ class Copies:
     def _used(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> list[_Shared]:
         """Those that have a gradient anywhere. The others keep none, as in one process.
 
-        What others say is looked at only where something is unused here: on a GPU looking holds up the host.
+        Where all are used here, nothing is said or heard that holds up the host of a GPU.
         """
         here = [any(q.grad is not None for q in each.own) for each in group]
-        device = group[0].own[0].device
-        used = torch.tensor(here, dtype=torch.uint8, device=device)
+        used = torch.ones(len(here), dtype=torch.uint8, device=group[0].own[0].device)
+        if not all(here):
+            used.copy_(torch.tensor(here))
         others = self._swap_all(owners, used, watch, f"comparing which gradients there are of {_group_words(group)}")
         if all(here):
             return list(group)

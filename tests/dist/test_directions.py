@@ -30,4 +30,5 @@ def test_training_with_a_group_for_each_direction(tmp_path: Path) -> None:
     files = [
         compiled.compile_to(tmp_path / f"{name}.py", name, p=3, m=6) for name in ("1f1b", "zb_h1", "interleaved_1f1b")
     ]
+    files.append(compiled.compile_to(tmp_path / "two_ways.py", compiled.TWO_WAYS_SPLIT, p=3, m=4))
     succeed(launch(WORKER, 3, [str(file) for file in files], timeout=200))

@@ -50,9 +50,29 @@ def test_a_step_does_not_wait_for_the_gpu(one_rank: torch.device, tmp_path: Path
             assert difference(gradient, expected[name]) <= 1e-5, name
 
 
+def test_nor_where_gradients_of_copies_are_summed(one_rank: torch.device, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.TWO_WAYS, p=1, m=2))
+    (reference,) = mlp(1)
+    reference.to(one_rank)
+    stages = [copy.deepcopy(reference) for _ in range(2)]
+    pipe = module.Pipeline(stages, functional.cross_entropy, timeout=60)
+    batch, targets = torch.randint(11, (8,)).to(one_rank), torch.randint(5, (8,)).to(one_rank)
+    pipe.step(batch, targets)
+    torch.cuda.set_sync_debug_mode("error")
+    pipe.step(batch, targets)
+    torch.cuda.set_sync_debug_mode("default")
+    for _ in range(2):
+        alone([reference], functional.cross_entropy, batch.chunk(4), targets.chunk(4))
+    expected = gradients(reference)
+    for stage in stages:
+        for name, gradient in gradients(stage).items():
+            assert difference(gradient, expected[name]) <= 1e-5, name
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
 def test_training_over_nccl(tmp_path: Path) -> None:
     files = [
         compiled.compile_to(tmp_path / f"{name}.py", name, p=2, m=8) for name in ("1f1b", "zb_h1", "interleaved_1f1b")
     ]
+    files.append(compiled.compile_to(tmp_path / "two_ways.py", compiled.TWO_WAYS_SPLIT, p=2, m=4))
     succeed(launch(WORKER, 2, ["nccl", *map(str, files)], timeout=300))

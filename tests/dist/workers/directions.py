@@ -32,11 +32,11 @@ def main() -> None:
         compiled = load(file)
         if not on_gpu:
             compiled.backend_name = lambda *_: "nccl"
-        m = compiled.PARAMS["m"]
+        m = compiled.PLAN.microbatches
         torch.manual_seed(7)
         stages = [stage.to(device) for stage in mlp(compiled.STAGES)]
         reference = copy.deepcopy(stages)
-        mine = [s for s, owner in enumerate(compiled.PLACEMENT) if owner == rank]
+        mine = compiled.stages_of(rank)
         pipe = compiled.Pipeline([stages[s] for s in mine], functional.cross_entropy, timeout=60)
         assert pipe._wire.transport == "nccl-lazy-warm"
         for _ in range(2):
