@@ -33,6 +33,17 @@ replica b { place s -> (s + 1) % p }
 replica c { place s -> (s + 2) % p }
 rank r { for k in 0 .. 3 { F@k * m } for k in 0 .. 3 { B@k * m } }
 """
+BY_HAND = """schedule x(p, m)
+stages 2
+replica down { place s -> s }
+replica up { place s -> 1 - s }
+rank r where r == 0 {
+    (F@down SEND_F@down RECV_F@up F@up B@up SEND_B@up RECV_B@down B@down) * m
+}
+rank r where r == 1 {
+    (F@up RECV_F@down SEND_F@up F@down B@down RECV_B@up SEND_B@down B@up) * m
+}
+"""
 CASES = {
     "chimera of 2": (CHIMERA, 2, 1),
     "chimera of 4": (CHIMERA, 4, 2),
@@ -42,6 +53,7 @@ CASES = {
     "split": (TWO_WAYS_SPLIT, 4, 3),
     "one copy split": (HALF_SPLIT, 3, 2),
     "several chunks": (CHUNKS, 2, 2),
+    "communication placed by hand": (BY_HAND, 2, 2),
     "three copies": (THREE, 3, 2),
     "three copies on two ranks": (THREE.replace("(s + 2) % p", "s"), 2, 2),
 }

@@ -22,6 +22,7 @@ from pipedsl.runtime.plan import read_calls
 from pipedsl.sched_text import program_text
 from pipedsl.simulate import simulate
 from tests.support.worker import load
+from verify.layouts import first_receives
 from verify.search import Budget, Infeasible, Objective, Problem, make_problem, solve, uniform_costs
 
 CHIMERA = str(Path(__file__).parents[2] / "examples" / "chimera.sched")
@@ -113,6 +114,19 @@ def test_messages_of_both_copies_are_told_apart() -> None:
     assert {name.rsplit("/", 1)[1] for name in names} == {"0", "1"}
     # Both ends of: two copies, two microbatches, forward and backward, three boundaries.
     assert len(names) == 2 * 2 * 2 * 2 * 3
+
+
+def test_each_copy_has_the_layouts_of_its_own_boundaries() -> None:
+    """The first receive at a boundary waits for the F that the same copy runs before it."""
+    each = expand(pipedsl.load(CHIMERA), {"p": 4, "m": 2})
+    calls = lower(each, simulate(each))
+    held = first_receives(each, calls)
+    assert len(held) == 2 * 2 * 3  # copies, directions, boundaries
+    for receive, maker in held.items():
+        user, made = int(calls.op[receive]), int(calls.op[maker])
+        assert each.kind[made] == Kind.F
+        assert each.replica[made] == each.replica[user]
+        assert each.stage[made] == each.stage[user] - (each.kind[user] == Kind.F)
 
 
 def test_for_all_m_is_unknown() -> None:
