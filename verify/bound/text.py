@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
 
@@ -11,6 +11,7 @@ from verify.bound.problem import Op, Problem
 from verify.bound.reading import need
 
 MOST_PAIRS = 2_000_000
+MOST_REASONS = 6000  # why operations start when they do; above, the text says less
 
 
 def smt_text(problem: Problem, limit: int) -> str:
@@ -37,14 +38,11 @@ def smt_text(problem: Problem, limit: int) -> str:
 
 
 def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
-    def name(op: Op) -> str:
-        return f"{op[0]}.{op[1]}.{op[2]}"
-
     def time(op: Op) -> int:
         return problem.lasts(op) * fine or 1
 
     def apart(x: Op, y: Op, gap: int = 0) -> str:
-        return f"(>= (- {name(y)} {name(x)}) {time(x) + gap * fine})"
+        return f"(>= (- {_name(y)} {_name(x)}) {time(x) + gap * fine})"
 
     def before(x: Op, y: Op) -> str:
         (_, one, n), (_, other, k) = problem.at[x], problem.at[y]
@@ -52,7 +50,7 @@ def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
             return "true"
         if any(y == source for source, _ in problem.needs(x)) or one == other:
             return "false"
-        return f"{name(x)}<{name(y)}" if problem.at[x] < problem.at[y] else f"(not {name(y)}<{name(x)})"
+        return f"{_name(x)}<{_name(y)}" if problem.at[x] < problem.at[y] else f"(not {_name(y)}<{_name(x)})"
 
     yield "; When everything begins, and how long it takes at most."
     yield "(declare-const begin Int)"
@@ -61,14 +59,14 @@ def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
         if not problem.makespan:
             yield f"(declare-const {since} Int)"
         for op in (op for strand in strands for op in strand):
-            yield f"(declare-const {name(op)} Int)"
-            yield f"(assert (>= (- {name(op)} {since}) 0))"
-            yield f"(assert (<= (- {name(op)} {since}) {_number(limit - time(op))}))"
+            yield f"(declare-const {_name(op)} Int)"
+            yield f"(assert (>= (- {_name(op)} {since}) 0))"
+            yield f"(assert (<= (- {_name(op)} {since}) {_number(limit - time(op))}))"
     if not problem.makespan:
         yield "; What comes first on its rank in every order, and needs only such, starts as early as it can."
         for chain in filter(None, (forced(problem, rank) for rank in range(len(problem.strands)))):
             starts = sum(time(x) + fine * hop(problem, x, y, "") for x, y in pairwise(chain))
-            yield f"(assert (= (- {name(chain[-1])} begin) {starts}))"
+            yield f"(assert (= (- {_name(chain[-1])} begin) {starts}))"
     yield "; What each needs, and the order within strands."
     for op in problem.at:
         for source, gap in problem.needs(op):
@@ -103,6 +101,42 @@ def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
                     terms = [(before(x, y), _number(problem.change(x))) for other in others for x in other]
                     total = " ".join(f"(ite {known} {change} 0)" for known, change in terms)
                     yield f"(assert (<= (+ 0 0 {total}) {_number(-over)}))"
+    if not problem.makespan:
+        yield from _early(problem, fine, before)
+
+
+def _early(problem: Problem, fine: int, before: Callable[[Op, Op], str]) -> Iterator[str]:
+    """Where it is open what comes first on some rank: nothing that it may wait for starts later than it could.
+
+    An operation starts at the beginning, when what it needs arrives, or when another of its rank ends.
+    """
+    ranks = [rank for rank, strands in enumerate(problem.strands) if any(strands) and not forced(problem, rank)]
+    first = [strand[0] for rank in ranks for strand in problem.strands[rank] if strand and strand[0][0] == "F"]
+    reasons: dict[Op, list[tuple[Op, int, str]]] = {}
+    late = [(op, False) for op in first]
+    seen: set[tuple[Op, bool]] = set()
+    while late:
+        op, all_of_it = late.pop()
+        if (op, all_of_it) in seen:
+            continue
+        seen.add((op, all_of_it))
+        rank = problem.at[op][0]
+        if op not in reasons:
+            own = [x for strand in problem.strands[rank] for x in strand if x != op and before(x, op) != "false"]
+            needed = [(x, gap, "true") for x, gap in problem.needs(op) if problem.at[x][0] != rank]
+            reasons[op] = [*needed, *((x, 0, before(x, op)) for x in own)]
+        # Of what may come first only that counts which it needs when it does.
+        late += [(x, True) for x, _, _ in reasons[op] if all_of_it or problem.at[x][0] != rank]
+    if sum(map(len, reasons.values())) > MOST_REASONS:
+        return
+    yield "; Nothing before the first operation of a rank waits without a reason."
+    for op in sorted(reasons):
+        options = [f"(<= (- {_name(op)} begin) 0)"]
+        for x, gap, known in reasons[op]:
+            met = f"(<= (- {_name(op)} {_name(x)}) {(problem.lasts(x) * fine or 1) + gap * fine})"
+            options.append(met if known == "true" else f"(and {known} {met})")
+        yield f"(assert (>= (- {_name(op)} begin) 0))"
+        yield f"(assert (or {' '.join(options)} false))"
 
 
 def _enough(over: int, strands: Sequence[tuple[list[str], int]]) -> Iterator[str]:
@@ -115,6 +149,10 @@ def _enough(over: int, strands: Sequence[tuple[list[str], int]]) -> Iterator[str
             return
         more = first[n] if n < len(first) else "false"
         yield f"(assert (or {more} {second[count - 1] if count <= len(second) else 'false'}))"
+
+
+def _name(op: Op) -> str:
+    return f"{op[0]}.{op[1]}.{op[2]}"
 
 
 def _number(value: int) -> str:

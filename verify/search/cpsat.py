@@ -11,13 +11,15 @@ from typing import Any
 
 from pipedsl.program import Kind
 from verify.search.bounds import NOTHING
-from verify.search.exact import Answer, Decision, orders_by_start, without_instants
+from verify.search.early import prompt_rows
+from verify.search.exact import Answer, Decision, is_longer, orders_by_start, without_instants
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
 from verify.search.spacing import Spacing
 from verify.search.windows import Window, narrow
 
 MOST_SECONDS = 1e6
+LEAST = 0.001  # of work, where none is left
 FAR = 2**40  # CP-SAT wants sums of what it reasons with below 2**63
 
 
@@ -47,21 +49,38 @@ def decide(
 
     asked = cp_model.CpModel()
     start = _starts(asked, model, window, limit)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = seed
-    if work:
-        solver.parameters.max_deterministic_time = work
-    if seconds:
-        solver.parameters.max_time_in_seconds = min(seconds, MOST_SECONDS)
-    status = solver.solve(asked)
-    used = solver.response_proto.deterministic_time
-    if status == cp_model.INFEASIBLE:
-        return Decision(Answer.REFUTED, None, used, "CP-SAT")
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Decision(Answer.UNKNOWN, None, used, "CP-SAT")
-    rows = orders_by_start(model, [solver.value(each) for each in start])
-    return Decision(Answer.FOUND, rows, used, "CP-SAT")
+    used, prompt = 0.0, False
+    while True:
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = seed
+        if work:
+            solver.parameters.max_deterministic_time = max(LEAST, work - used)
+        if seconds:
+            solver.parameters.max_time_in_seconds = min(seconds, MOST_SECONDS)
+        status = solver.solve(asked)
+        used += solver.response_proto.deterministic_time
+        if status == cp_model.INFEASIBLE:
+            return Decision(Answer.REFUTED, None, used, "CP-SAT")
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Decision(Answer.UNKNOWN, None, used, "CP-SAT")
+        rows = orders_by_start(model, [solver.value(each) for each in start])
+        if prompt or not window.spans or not is_longer(model, rows, limit):
+            return Decision(Answer.FOUND, rows, used, "CP-SAT")
+        prompt = True
+        _begin_early(asked, start, model, window)
+
+
+def _begin_early(asked: Any, start: list[Any], model: Model, window: Window) -> None:
+    """That no rank begins later than it could."""
+    for prompt in prompt_rows(model, window):
+        reasons = [(-1, 0), *((other, 0) for other in prompt.others)]
+        reasons += [(prompt.upstream, prompt.lag)] if prompt.upstream >= 0 else []
+        chosen = [asked.new_bool_var("") for _ in reasons]
+        asked.add_bool_or(chosen)
+        for (row, lag), reason in zip(reasons, chosen, strict=True):
+            end = 0 if row < 0 else start[row] + model.duration[row] + lag
+            asked.add(start[prompt.row] == end).only_enforce_if(reason)
 
 
 def _starts(asked: Any, model: Model, window: Window, limit: int) -> list[Any]:

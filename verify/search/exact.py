@@ -11,7 +11,7 @@ from typing import Any
 from verify.search.bounds import NOTHING
 from verify.search.formula import Formula
 from verify.search.load import Literal
-from verify.search.model import Model
+from verify.search.model import Model, run
 from verify.search.problem import Infeasible
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
@@ -36,7 +36,7 @@ class Answer(Enum):
 class Decision:
     """`rows`: orders at most at the limit, where FOUND. `work`: about seconds, by z3's own count. `by`: windows or z3.
 
-    `clauses`: what was added about memory on the way to a refutation."""
+    `clauses`: what was added on the way to a refutation: about memory, and about when ranks begin."""
 
     answer: Answer
     rows: list[list[int]] | None
@@ -86,6 +86,7 @@ def decide(
     solver.from_string(formula.assertions())
     used = 0
     clauses: list[str] = []
+    prompt: list[str] = []
     while True:
         most = max(1, int(work * unit) - used) if work else FAR
         if work:
@@ -111,11 +112,23 @@ def decide(
         ]
         rows = orders_by_start(model, start)
         broken = [clause for r in formula.lazy for clause in formula.overfull(r, rows[r])]
+        if not broken and window.spans and not prompt and is_longer(model, rows, limit):
+            prompt = formula.prompts()
+            solver.add(z3.parse_smt2_string("\n".join((*formula.declared, *prompt)), ctx=context))
+            clauses += prompt
+            if prompt:
+                continue
         if not broken:
             return Decision(Answer.FOUND, rows, used / unit)
         for clause in broken:
             solver.add(z3.Or([_truth(z3, context, literal) for literal in clause] or [z3.BoolVal(False, context)]))
             clauses.append(f"(assert (or false {' '.join(str(literal) for literal in clause)}))")
+
+
+def is_longer(model: Model, rows: list[list[int]], limit: int) -> bool:
+    """Whether the objective is over the limit once every operation starts as early as it can."""
+    found = run(model, rows)
+    return found is not None and found.value > limit
 
 
 def _count(solver: Any) -> int | None:

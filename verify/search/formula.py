@@ -13,6 +13,7 @@ from itertools import combinations
 
 from pipedsl.program import Kind
 from verify.search.bounds import in_order
+from verify.search.early import Prompt, prompt_rows
 from verify.search.load import Literal, load_clauses, negated
 from verify.search.model import Model
 from verify.search.windows import Window
@@ -51,6 +52,10 @@ class Formula:
     def assertions(self) -> str:
         return "\n".join((*self.declared, *self.lines))
 
+    def prompts(self) -> list[str]:
+        """Assertions that no rank begins later than it could, which `lines` leave out: mostly they only cost time."""
+        return [self._prompt(prompt) for prompt in prompt_rows(self.model, self.window)]
+
     def literal(self, x: int, y: int) -> Literal:
         model = self.model
         if model.strand[x] == model.strand[y]:
@@ -78,6 +83,21 @@ class Formula:
 
     def _apart(self, x: int, y: int, gap: int) -> str:
         return f"(>= (- {self.names[y]} {self.names[x]}) {gap})"
+
+    def _prompt(self, prompt: Prompt) -> str:
+        """Why a row starts when it does."""
+        name, duration = self.names[prompt.row], self.model.duration
+        reasons = [f"(<= {name} 0)"]
+        if prompt.upstream >= 0:
+            reasons.append(self._no_later(prompt.row, prompt.upstream, duration[prompt.upstream] + prompt.lag))
+        for other in prompt.others:
+            before, at_once = self.literal(other, prompt.row), self._no_later(prompt.row, other, duration[other])
+            if before is not False:
+                reasons.append(at_once if before is True else f"(and {before} {at_once})")
+        return f"(assert (or false {' '.join(reasons)}))"
+
+    def _no_later(self, y: int, x: int, gap: int) -> str:
+        return f"(<= (- {self.names[y]} {self.names[x]}) {gap})"
 
     def _staircase(self, one: tuple[int, int], other: tuple[int, int]) -> None:
         duration, truths = self.model.duration, self._truths

@@ -16,7 +16,8 @@ from verify.search.windows import narrow
 def narrowed_text(model: Model, limit: int) -> str | None:
     """SMT-LIB, unsatisfiable where no order is within the limit; None where windows alone show that.
 
-    Where ranks of several chunks have caps, z3 is asked again for the clauses about them that refute.
+    Where ranks of several chunks have caps, or it is open what a rank begins with, z3 is asked again for the clauses
+    about that which refute.
     """
     instants, fine = without_instants(model, limit)
     try:
@@ -24,7 +25,7 @@ def narrowed_text(model: Model, limit: int) -> str | None:
     except Infeasible:
         return None
     clauses: tuple[str, ...] = ()
-    if formula.lazy:
+    if formula.lazy or formula.window.spans:
         decision = decide(model, limit)
         clauses = decision.clauses if decision.answer is Answer.REFUTED else ()
     unit = model.problem.time_unit
