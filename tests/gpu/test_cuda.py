@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 
 from tests.support import compiled
@@ -76,3 +77,21 @@ def test_training_over_nccl(tmp_path: Path) -> None:
     ]
     files.append(compiled.compile_to(tmp_path / "two_ways.py", compiled.TWO_WAYS_SPLIT, p=2, m=4))
     succeed(launch(WORKER, 2, ["nccl", *map(str, files)], timeout=300))
+
+
+def test_what_is_drawn_on_a_gpu_is_what_one_process_draws(one_rank: torch.device, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.V_SHAPE, p=1, m=4))
+    stages = [nn.Sequential(stage, nn.Dropout(0.4)).to(one_rank) for stage in mlp(2)]
+    pipe = module.Pipeline(stages, functional.cross_entropy, timeout=60)
+    batch, targets = torch.randint(11, (8,)).to(one_rank), torch.randint(5, (8,)).to(one_rank)
+    pipe.step(batch, targets, seed=0)
+    before = torch.cuda.get_rng_state()
+    torch.cuda.set_sync_debug_mode("error")
+    losses = pipe.step(batch, targets, seed=1)
+    torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    for i, (x, y) in enumerate(zip(batch.chunk(4), targets.chunk(4), strict=True)):
+        for s, stage in enumerate(stages):
+            with module.seeded(1, s, i):
+                x = stage(x)
+        assert torch.equal(functional.cross_entropy(x, y), losses[i])
