@@ -8,16 +8,17 @@ import numpy as np
 
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.program import Ints
+from pipedsl.replicas import Named
 from pipedsl.syntax import Op
 from pipedsl.words import Operations
 
 
 def number_microbatches(
-    operations: Operations, kind: Ints, ops: Sequence[Op], microbatches: int, chunks: int
+    operations: Operations, kind: Ints, ops: Sequence[Op], microbatches: int, chunks: int, named: Named
 ) -> tuple[Ints, list[Diagnostic]]:
     """Microbatch of every row, and what is wrong with them: PD203 and PD205.
 
-    `kind`: of every row, shape as `operations.op`.
+    `kind`: of every row, shape as `operations.op`. `named`: the chunks of each replica.
     """
     group = kind.astype(np.int64) * max(chunks, 1) + operations.chunk
     counted = operations.index < 0
@@ -33,12 +34,13 @@ def number_microbatches(
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             if length > microbatches:
                 op = ops[int(operations.op[order[start + microbatches]])]
-                found.append(_too_many(op, int(operations.chunk[order[start]]), length, microbatches, chunks))
+                found.append(_too_many(op, int(operations.chunk[order[start]]), length, microbatches, chunks, named))
     return microbatch, found
 
 
-def _too_many(op: Op, chunk: int, count: int, microbatches: int, chunks: int) -> Diagnostic:
-    name = f"{op.kind}@{chunk}" if chunks > 1 else op.kind
+def _too_many(op: Op, chunk: int, count: int, microbatches: int, chunks: int, named: Named) -> Diagnostic:
+    known = next((name for name, held in named.items() if held == range(chunk, chunk + 1)), str(chunk))
+    name = f"{op.kind}@{known}" if chunks > 1 else op.kind
     return Diagnostic(
         "PD205",
         f"there are {count} `{name}`, but only {microbatches} microbatch{'' if microbatches == 1 else 'es'}",

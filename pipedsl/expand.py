@@ -242,9 +242,11 @@ class _Expansion:
 
     def _placement(self, stages: int) -> Ints:
         """The rank of every stage of every copy: (replicas, stages). Raises PD202 for the first stage on no rank."""
-        return np.array([self._placed(place, stages) for place in places_of(self.schedule)], np.int32)
+        names = [item.name for item in replicas_of(self.schedule)] or [""]
+        pairs = zip(places_of(self.schedule), names, strict=True)
+        return np.array([self._placed(place, stages, name) for place, name in pairs], np.int32)
 
-    def _placed(self, place: Place, stages: int) -> list[int]:
+    def _placed(self, place: Place, stages: int, name: str) -> list[int]:
         count = next(item.count for item in self.schedule.items if isinstance(item, Stages))
         ranks = self.values["p"]
         self.budget.spend(stages, place.span)
@@ -258,7 +260,8 @@ class _Expansion:
         for stage in range(stages):
             rank = as_int(rank_of([stage]), place.rank.span, "the rank of a stage")
             if not 0 <= rank < ranks:
-                message = f"stage {stage} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}"
+                of = f" of replica {name}" if name else ""
+                message = f"stage {stage}{of} is placed on rank {rank}, but the ranks are 0 .. {ranks - 1}"
                 raise DiagnosticError([_misplaced(message, place.rank, count)])
             placement.append(rank)
         return placement
@@ -328,9 +331,10 @@ class _Expansion:
     def _rank(
         self, rank: int, block: Block, kinds: Ints, held: Ints, stages: int, left: int
     ) -> tuple[_Rows, list[Diagnostic]]:
-        operations = block.run(rank, len(held), left, named_chunks(self.schedule, held, stages))
+        named = named_chunks(self.schedule, held, stages)
+        operations = block.run(rank, len(held), left, named)
         kind = kinds[operations.op]
-        microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(held))
+        microbatch, problems = number_microbatches(operations, kind, block.ops, self.values["m"], len(held), named)
         replica, stage = np.divmod(held[operations.chunk] if len(operations.op) else operations.chunk, stages)
         return _Rows(kind, stage, replica, microbatch, operations.op, operations), problems
 

@@ -144,7 +144,11 @@ class Program:
     def label(self, row: int) -> str:
         """`F stage 2 microbatch 3`, with the replica where there is more than one."""
         text = f"{Kind(self.kind[row]).name} stage {self.stage[row]} microbatch {self.microbatch[row]}"
-        return text if self.placement.shape[0] == 1 else f"{text} replica {self.replica[row]}"
+        return text if self.placement.shape[0] == 1 else f"{text} replica {self.replica_name(int(self.replica[row]))}"
+
+    def replica_name(self, number: int) -> str:
+        """What the text calls a replica; its number where it has no name."""
+        return self.copies[number] if 0 <= number < len(self.copies) else str(number)
 
     def span_of(self, row: int) -> Span:
         return self.spans[int(self.span[row])]

@@ -24,21 +24,31 @@ _KIB = 1024
 _COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "backward_weight"), ("send", "send"))
 
 
-def program_text(program: Program, comment: str = "", claims: Sequence[str] = (), growth: Growth | None = None) -> str:
-    """The text; `expand` makes the same program of it. Replicas are called `copy0`, `copy1`, ...
+def program_text(
+    program: Program,
+    comment: str = "",
+    claims: Sequence[str] = (),
+    growth: Growth | None = None,
+    functions: Sequence[str] = (),
+    params: Sequence[str] = (),
+) -> str:
+    """The text; `expand` makes the same program of it. Replicas without names are called `copy0`, `copy1`, ...
 
-    `claims`: those of its `expect` block. A line end in `comment` stays one. With a `growth` (of `classes_of`), m is a
-    parameter; the text at the program's own m makes the same program.
+    `claims`: those of its `expect` block; `functions` and other `params` (of the program's) are what they name. A line
+    end in `comment` stays one. With a `growth` (of `classes_of`), m is a parameter; the text at the program's own m
+    makes the same program.
     """
     p, m = program.ranks, program.microbatches if growth is None else growth.default
     said = [part for line in comment.splitlines() for part in wrap(line, _WIDTH - 2)]
     lines = [f"# {line}".rstrip() for line in said]
+    others = [f"{name} = {program.params[name]}" for name in params]
     lines += [
-        f"schedule {program.name}(p = {p}, m = {m})",
+        f"schedule {program.name}({', '.join([f'p = {p}', f'm = {m}', *others])})",
         _requirement(p, m, growth),
         "",
         f"stages {program.stages}",
         *_places(program),
+        *(["", *functions] if functions else []),
     ]
     for number, found in enumerate(classes_of(program)):
         counts = [_affine(term.slope, term.base, p) for term in found.terms]
@@ -69,7 +79,8 @@ def _requirement(p: int, m: int, growth: Growth | None) -> str:
 def _places(program: Program) -> list[str]:
     """`place`, or a `replica` for each copy."""
     places = [f"place s -> {_placement(ranks, program.ranks)}" for ranks in program.placement.tolist()]
-    return places if len(places) == 1 else [f"replica copy{k} {{ {place} }}" for k, place in enumerate(places)]
+    names = program.copies or tuple(f"copy{k}" for k in range(len(places)))
+    return places if len(places) == 1 else [f"replica {n} {{ {p} }}" for n, p in zip(names, places, strict=True)]
 
 
 def _wrapped(line: str) -> list[str]:

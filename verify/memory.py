@@ -137,11 +137,17 @@ def _microbatches(program: Program, started: Ints, done: Ints) -> tuple[str, str
             strict=True,
         ):
             if len(held) and size:
-                names = first_few((held[:4] % program.microbatches).tolist(), len(held))
+                names = first_few([_microbatch(program, key) for key in held[:4].tolist()], len(held))
                 each = size_text(size, memory.in_bytes)
                 text.append(f"stage {stage}: {len(held)} x {each}, microbatch{'es' if len(held) > 1 else ''} {names}")
     activations, for_w, kept = ("; ".join(text) for text in texts)
     return activations, for_w, kept
+
+
+def _microbatch(program: Program, key: int) -> str:
+    """A microbatch, and of which replica where there are several."""
+    replica, number = divmod(key, max(1, program.microbatches))
+    return str(number) if len(program.placement) == 1 else f"{number} of {program.replica_name(replica)}"
 
 
 def _open_buffers(calls: Calls, started: Ints, done: Ints) -> Ints:

@@ -44,7 +44,8 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
     stray = np.argwhere((placement < 0) | (placement >= program.ranks))
     if len(stray):
         replica, stage = stray[0].tolist()
-        where = f"stage {stage} is placed on rank {placement[replica, stage]}, but there are {program.ranks} ranks"
+        of = f" of replica {program.replica_name(replica)}" if len(placement) > 1 else ""
+        where = f"stage {stage}{of} is placed on rank {placement[replica, stage]}, but there are {program.ranks} ranks"
         return [Diagnostic("PD202", where, program.header_span)]
     no_stage = (program.stage < 0) | (program.stage >= program.stages)
     no_stage |= (program.replica < 0) | (program.replica >= placement.shape[0])
@@ -156,7 +157,7 @@ class _Absences:
         found = []
         for (what, microbatches, count, replica), groups in self.groups.items():
             where = counted_list("stage", sorted(group % self.program.stages for group in groups))
-            where += f" of replica {replica}" if self.program.placement.shape[0] > 1 else ""
+            where += f" of replica {self.program.replica_name(replica)}" if self.program.placement.shape[0] > 1 else ""
             missing = f"microbatch{'es' if count > 1 else ''} {first_few(microbatches, count)}"
             message = f"{what} of {where} never runs for {missing}"
             found.append(Diagnostic("PD206", message, self._span(groups[0])))

@@ -24,7 +24,7 @@ def there_are(count: int, noun: str) -> str:
     return f"there is 1 {noun}" if count == 1 else f"there are {count} {noun}{_ending(noun)}"
 
 
-def first_few(values: Sequence[int], count: int) -> str:
+def first_few(values: Sequence[object], count: int) -> str:
     """`3, 4, 5 (and 9 more)`: at most three of `values`, of which there are `count` in all."""
     shown = list(values[:3]) if count > 4 else list(values[:4])
     text = ", ".join(str(value) for value in shown)

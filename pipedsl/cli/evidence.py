@@ -63,24 +63,26 @@ def write_mended(result: Result, file: str, output: str | None) -> str:
     if result.verdict is Verdict.VERIFIED:
         return "nothing to mend"
     if result.program is not None:
-        return _mended_program(result.program, file, output)
+        return _mended_program(result, result.program, file, output)
     if result.calls is not None:
         return _mended_calls(result, file, output)
     return "not mended: see the findings"
 
 
-def _mended_program(program: Program, file: str, output: str | None) -> str:
+def _mended_program(result: Result, program: Program, file: str, output: str | None) -> str:
     mended = mend_program(program)
     if mended.program is None:
         return f"not mended: {mended.reason}"
     if not program.explicit_communication:
         return "not mended: what is wrong is not the order of its messages"
-    from pipedsl.sched_text import program_text
+    from pipedsl.kept_claims import text_with_claims
 
     comment = f"{program.name} with its messages in an order that is safe on every transport, written by pipedsl."
+    text, dropped = text_with_claims(result.schedule, mended.program, comment)
     path = output or _beside(file, ".sched")
-    write_atomically(path, program_text(mended.program, comment))
-    return f"mended, for p = {program.ranks} and m = {program.microbatches}: written to {path}"
+    write_atomically(path, text)
+    said = f"mended, for p = {program.ranks} and m = {program.microbatches}: written to {path}"
+    return f"{said}, without what does not hold of it: {'; '.join(dropped)}" if dropped else said
 
 
 def _mended_calls(result: Result, file: str, output: str | None) -> str:

@@ -159,3 +159,38 @@ def test_the_limit_on_batches_is_settable(tmp_path: Path) -> None:
     assert run("verify", str(calls)).exit_code == 0
     done = run("verify", str(calls), "--batch-limit", "1")
     assert (done.exit_code, "PD304" in done.output) == (1, True)
+
+
+def test_fix_keeps_what_is_expected_and_still_holds(tmp_path: Path) -> None:
+    text = """
+schedule hangs(p, m, v = 3)
+stages p
+replica down { place s -> s }
+replica up { place s -> p - 1 - s }
+fn most(x) = x + least(v)
+fn least(x) = x - 3
+fn unused(x) = x
+rank r {
+    for i in 0 .. m {
+        if r == 0 { F@down SEND_F@down RECV_F@up F@up } else { F@up SEND_F@up RECV_F@down F@down }
+    }
+    for i in 0 .. m {
+        if r == 0 { B@up SEND_B@up RECV_B@down B@down } else { B@down SEND_B@down RECV_B@up B@up }
+    }
+}
+expect {
+    peak(r) <= most(2 * m)
+    peak(r) == 2 * m when v == 3
+    makespan == 1
+}
+"""
+    (tmp_path / "hangs.sched").write_text(text)
+    done = run("verify", str(tmp_path / "hangs.sched"), "-D", "p=2", "-D", "m=2", "--fix")
+    assert "without what does not hold of it: makespan == 1" in done.output
+    mended = (tmp_path / "hangs.mended.sched").read_text()
+    for line in ("schedule hangs(p = 2, m = 2, v = 3)", "fn most(x) = x + least(v)", "fn least(x) = x - 3",
+                 "    peak(r) <= most(2 * m)", "    peak(r) == 2 * m when v == 3",
+                 "replica down { place s -> s }", "replica up { place s -> p - 1 - s }"):  # fmt: skip
+        assert line in mended.splitlines(), mended
+    assert "unused" not in mended
+    assert run("verify", str(tmp_path / "hangs.mended.sched")).exit_code == 0

@@ -96,7 +96,7 @@ def test_weights_are_there_once_for_each_copy() -> None:
 def test_what_is_missing_names_the_copy() -> None:
     text = OPEN[: OPEN.index("rank r")] + "rank r { F@down * m B@down * m F@up B@up }"
     found = pipedsl.verify(parse_text(text), {"p": 2, "m": 2}).diagnostics
-    assert found[0].message == "F of stages 0, 1 of replica 1 never runs for microbatch 1"
+    assert found[0].message == "F of stages 0, 1 of replica up never runs for microbatch 1"
 
 
 @pytest.mark.parametrize("text", [HALVES, (OPEN[: OPEN.index("rank r")] + "rank r { (F@0 B@0) * m (F@1 B@1) * m }")])
@@ -242,3 +242,21 @@ def test_nobody_is_advised_to_do_what_is_refused() -> None:
 def test_a_bounded_m_is_verified_one_by_one() -> None:
     found = pipedsl.prove_for_all(pipedsl.load(CHIMERA), {"p": 4})
     assert (found.verdict, found.checked, found.from_m) == (pipedsl.Verdict.VERIFIED, (1, 2), None)
+
+
+def test_messages_name_replicas() -> None:
+    head = "schedule x(p, m)\nstages p\nreplica down { place s -> s }\nreplica up { place s -> %s }\n"
+    good = head % "p - 1 - s"
+    for text, said in (
+        (
+            head % "p - s" + "rank r { F@down * m B@down * m F@up * m B@up * m }",
+            "stage 0 of replica up is placed on rank 2",
+        ),
+        (good + "rank r { F@down * m B@down * m F@up * (m + 1) B@up * m }", "there are 3 `F@up`"),
+        (
+            good + "rank r { F@down * m F@up * m B@down * m B@up * m } memory { cap(r) = 1 }",
+            "microbatches 0 of down, 1 of down",
+        ),
+    ):
+        found = pipedsl.verify(parse_text(text), {"p": 2, "m": 2}).diagnostics
+        assert any(said in "\n".join((each.message, *each.notes)) for each in found), (said, found)
