@@ -8,7 +8,7 @@ from fractions import Fraction
 from pipedsl.diagnostics import Diagnostic, DiagnosticError
 from pipedsl.evaluate import Evaluator, as_number, fail, nodes, show
 from pipedsl.program import Costs, Memory
-from pipedsl.syntax import CostBlock, CostEntry, Expr, MemoryBlock, MemoryEntry, Schedule, Size
+from pipedsl.syntax import Call, CostBlock, CostEntry, Expr, Function, MemoryBlock, MemoryEntry, Schedule, Size
 
 DEFAULT_COSTS: Mapping[str, Fraction] = {"F": Fraction(1), "I": Fraction(1), "W": Fraction(1)}
 """Durations of what a file gives no cost for; B is I + W, and sending takes no time."""
@@ -75,9 +75,22 @@ def memory_of(
         input=given.get("input", zero),
         output=given.get("output", zero),
         cap=given.get("cap", (None,) * ranks),
-        in_bytes=any(isinstance(node, Size) for entry in entries.values() for node in nodes(entry.value)),
+        in_bytes=_in_bytes(schedule, [entry.value for entry in entries.values()]),
     )
     return memory, []
+
+
+def _in_bytes(schedule: Schedule, values: list[Expr]) -> bool:
+    """Whether some value says a size in bytes, itself or by a function."""
+    functions = {item.name: item.body for item in schedule.items if isinstance(item, Function)}
+    waiting = list(values)
+    while waiting:
+        for node in nodes(waiting.pop()):
+            if isinstance(node, Size):
+                return True
+            if isinstance(node, Call) and node.function in functions:
+                waiting.append(functions.pop(node.function))
+    return False
 
 
 def _values(evaluator: Evaluator, expr: Expr, variable: str | None, count: int, what: str) -> Values:

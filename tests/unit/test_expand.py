@@ -2,6 +2,7 @@
 
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,16 @@ def words(program: Program, rank: int) -> str:
         else f"{program.stage[row]}:{Kind(program.kind[row]).name}{program.microbatch[row]}"
         for row in program.rows(rank)
     )
+
+
+def test_a_message_takes_the_time_that_its_bytes_do() -> None:
+    """The example of docs/language.md."""
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text()
+    text = docs.split("## The time of a message from its bytes")[1].split("```sched\n")[1].split("```")[0]
+    program = expand(parse_text(text), {"p": 4, "m": 2})
+    assert program.costs.send == tuple(map(Fraction, ("16/25", "8/25", "16/25", "16/25")))
+    assert program.memory.output == (16 << 20, 8 << 20, 16 << 20, 8 << 20)
+    assert program.memory.in_bytes
 
 
 def test_one_f_one_b_is_the_papers() -> None:
