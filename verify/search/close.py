@@ -9,49 +9,17 @@ even if it held all are sooner found, and often as good.
 from __future__ import annotations
 
 from dataclasses import replace
-from time import monotonic
-from typing import Protocol
 
-from verify.search.engines import Engine, decider
-from verify.search.exact import Answer, Decision
+from verify.search.exact import Answer
 from verify.search.model import Model, model_of
 from verify.search.problem import Infeasible, Problem
-from verify.search.spacing import Spacing
+from verify.search.standing import Standing, ask
 
 OPERATIONS = 1600  # the fewer operations, the more work for z3 beside that for heuristics: this many an equal share
 MOST = 8  # times as much work for z3, at most
 FEW = 400  # operations, up to which most limits are decided with a part of what is left
 PART = 4
 LOWER = 2  # limits below one that was not decided
-LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
-
-
-class Standing(Protocol):
-    """What is known so far. `low`: no order is below. `stop`: the time by the clock; `left`: work."""
-
-    problem: Problem
-    model: Model
-    rows: list[list[int]] | None
-    value: int
-    low: int
-    goal: int | None
-    seed: int
-    engine: Engine
-    stop: float
-    work: float
-
-    @property
-    def spacing(self) -> Spacing: ...
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def left(self) -> float: ...
-
-    def take(self, rows: list[list[int]], by: str) -> None: ...
-
-    def raise_bound(self, low: int, by: str) -> None: ...
 
 
 def close(standing: Standing, share: float) -> None:
@@ -99,26 +67,14 @@ def _stricter(problem: Problem) -> Model | None:
 
 
 def _found(standing: Standing, stricter: Model, limit: int, share: float) -> bool:
-    found = _decide(standing, stricter, limit, share)
+    found = ask(standing, stricter, limit, share)
     if found.answer is Answer.FOUND and found.rows is not None:
         standing.take(found.rows, found.by)
     return standing.value <= limit
 
 
-def _decide(standing: Standing, model: Model, limit: int, share: float) -> Decision:
-    seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
-    work = min(share, standing.left)
-    if work < LEAST:
-        return Decision(Answer.UNKNOWN, None, 0.0)
-    found = decider(standing.engine)(
-        model, limit, work=work, seconds=seconds, seed=standing.seed, spacing=standing.spacing
-    )
-    standing.work += found.work
-    return found
-
-
 def _ask(standing: Standing, limit: int, share: float) -> Answer:
-    found = _decide(standing, standing.model, limit, share)
+    found = ask(standing, standing.model, limit, share)
     if found.answer is Answer.REFUTED:
         standing.raise_bound(limit + 1, f"refuted by {found.by}")
     elif found.answer is Answer.FOUND and found.rows is not None:
@@ -128,4 +84,4 @@ def _ask(standing: Standing, limit: int, share: float) -> Answer:
     return found.answer
 
 
-__all__ = ["FEW", "Standing", "close"]
+__all__ = ["FEW", "close"]

@@ -9,47 +9,23 @@ Russian dolls (Verfaillie, Lemaitre and Schiex 1996); theirs leave out variables
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from time import monotonic
-from typing import Protocol
 
 from verify.search.bounds import chains, lower_bound
-from verify.search.engines import MOST_OPERATIONS, Engine, decider
+from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Answer
 from verify.search.model import Model, model_of, run
-from verify.search.problem import Infeasible, Objective, Problem
+from verify.search.problem import Infeasible, Objective
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
+from verify.search.standing import LEAST, MADE, Standing, ask
 
-QUESTION = 16  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
+QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
 WHOLE = 2  # the whole problem is asked with so small a part of it
-MADE = 4_000  # operations whose text takes as long to make as one unit of work
+STEPS = 8  # so small a part of the gap is the first step for the whole
+PART = 3  # of what is left, for one question about the whole; and of a step where it was not decided
+MOST_OF = 5  # eighths of the microbatches that are asked about alone; more cost as much as all and say less
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
-LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
-
-
-class Standing(Protocol):
-    """As of `close`."""
-
-    problem: Problem
-    model: Model
-    rows: list[list[int]] | None
-    value: int
-    low: int
-    seed: int
-    engine: Engine
-    stop: float
-    work: float
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def left(self) -> float: ...
-
-    def take(self, rows: list[list[int]], by: str) -> None: ...
-
-    def raise_bound(self, low: int, by: str) -> None: ...
 
 
 @dataclass
@@ -77,7 +53,7 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
     """Ask about more and more microbatches, then about all. `share`: work of this turn. Where `can_nest`."""
     stop = standing.work + share
     vain = 0
-    for count in range(1, standing.problem.microbatches):
+    for count in range(1, standing.problem.microbatches * MOST_OF // 8 + 1):
         if vain == VAIN or standing.work >= stop or standing.done or standing.left < LEAST:
             break
         asked = shown = False
@@ -92,37 +68,24 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
         raise Infeasible(-1, 0, "no order keeps to the caps") from None
     value = max(map(sum, zip(found.head, standing.model.duration, found.tail, strict=True)))
     standing.raise_bound(value, f"few microbatches, with {standing.engine}")
-    _ask_whole(standing, nested.spacing, share / WHOLE)
+    _ask_whole(standing, share / WHOLE)
 
 
-def _ask_whole(standing: Standing, spacing: Spacing, share: float) -> None:
-    """The middle of what is open, and lower where that is not decided."""
-    stop, part = standing.work + share, 2
-    while not standing.done and standing.rows is not None and standing.left > LEAST and standing.work < stop:
-        limit = standing.low + (standing.value - standing.low) // part
-        answer, rows, by = _decide(standing, standing.model, limit, stop - standing.work, spacing)
-        if answer is Answer.REFUTED:
-            standing.raise_bound(limit + 1, f"refuted by {by}")
-        elif answer is Answer.FOUND and rows is not None:
-            standing.take(rows, by)
-        if answer is not Answer.REFUTED and standing.value > limit:
-            part *= 2
-            if standing.value - standing.low < part:
-                return
-
-
-def _decide(
-    standing: Standing, model: Model, limit: int, work: float, spacing: Spacing, end: int | None = None
-) -> tuple[Answer, list[list[int]] | None, str]:
-    seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
-    work = min(work, standing.left)
-    if work < LEAST:
-        return Answer.UNKNOWN, None, ""
-    found = decider(standing.engine)(
-        model, limit, work=work, seconds=seconds, seed=standing.seed, spacing=spacing, end=end
-    )
-    standing.work += found.work + len(model) / MADE
-    return found.answer, found.rows, found.by
+def _ask_whole(standing: Standing, share: float) -> None:
+    """From the bottom up, in longer steps while they are refuted: what is nearer to the optimum costs more."""
+    stop = standing.work + share
+    step = (standing.value - standing.low) // STEPS
+    while step > 0 and not standing.done and standing.rows is not None and standing.work < stop:
+        limit = min(standing.low + step, standing.value) - 1
+        found = ask(standing, standing.model, limit, (stop - standing.work) / PART)
+        standing.work += len(standing.model) / MADE
+        if found.answer is Answer.REFUTED:
+            standing.raise_bound(limit + 1, f"refuted by {found.by}")
+            step += (step + 1) // 2
+            continue
+        if found.answer is Answer.FOUND and found.rows is not None:
+            standing.take(found.rows, found.by)
+        step //= PART
 
 
 class _Question:
@@ -152,11 +115,12 @@ class _Question:
             limit = low + step - fine if high is None else low + (high - 1 - low) // 2
             value = limit if self.end is None else limit + self.model.duration[self.end]
             left = stop - standing.work
-            answer, rows, _ = _decide(standing, self.model, value, left, self.spacing, self.end)
-            if answer is Answer.REFUTED:
+            asked = ask(standing, self.model, value, left, end=self.end)
+            standing.work += len(self.model) / MADE
+            if asked.answer is Answer.REFUTED:
                 low, step = limit + 1, 2 * step
-            elif answer is Answer.FOUND and rows is not None:
-                high = self._reached(rows, limit)
+            elif asked.answer is Answer.FOUND and asked.rows is not None:
+                high = self._reached(asked.rows, limit)
             else:
                 break
         else:

@@ -20,6 +20,7 @@ from verify.search.engines import MOST_OPERATIONS, Engine
 from verify.search.fill import FILLING
 from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
+from verify.search.loosen import loosen
 from verify.search.model import Model, fits, model_of, run
 from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.problem import Infeasible, Orders, Problem
@@ -36,7 +37,8 @@ LARGE = 12_000  # operations; above, habits are first tried on fewer microbatche
 SHORT = 6  # work that goes into them at most
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
-NESTED = 3  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
+LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
+NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
 KERNELS = 6  # steady states that are unrolled
 
 
@@ -309,6 +311,8 @@ def _rounds(search: _Search) -> None:
             _settle(search)
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
+        if reasons and len(search.model) > FEW and not search.done:
+            loosen(search, search.left / LOOSENED)
         if reasons and search.nested is not None and not search.done:
             raise_from_few(search, search.nested, search.left / NESTED)
         if reasons and not search.done:

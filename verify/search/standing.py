@@ -1,0 +1,75 @@
+"""What is known while a search goes on, and how a solver is asked on its account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Protocol
+
+from verify.search.engines import Engine, decider
+from verify.search.exact import Answer, Decision
+from verify.search.model import Model
+from verify.search.problem import Problem
+from verify.search.spacing import Spacing
+
+MADE = 10_000  # operations whose text takes as long to make as one unit of work
+LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
+
+
+class Standing(Protocol):
+    """`low`: no order is below. `stop`: the time by the clock; `left`: work. `next_seed`: another after any news."""
+
+    problem: Problem
+    model: Model
+    rows: list[list[int]] | None
+    value: int
+    low: int
+    goal: int | None
+    seed: int
+    engine: Engine
+    stop: float
+    work: float
+
+    @property
+    def spacing(self) -> Spacing: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def left(self) -> float: ...
+
+    @property
+    def next_seed(self) -> int: ...
+
+    def take(self, rows: list[list[int]], by: str) -> None: ...
+
+    def raise_bound(self, low: int, by: str) -> None: ...
+
+
+def ask(
+    standing: Standing,
+    model: Model,
+    limit: int,
+    work: float,
+    extra: Sequence[tuple[int, int]] = (),
+    end: int | None = None,
+    seed: int | None = None,
+) -> Decision:
+    """`decide` of the engine, with what is known of microbatches in a row, in the time and work that are left.
+
+    What it took is counted; nothing is taken over.
+    """
+    seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
+    work = min(work, standing.left)
+    if work < LEAST:
+        return Decision(Answer.UNKNOWN, None, 0.0)
+    seed = standing.seed if seed is None else seed
+    found = decider(standing.engine)(
+        model, limit, work=work, seconds=seconds, seed=seed, extra=extra, spacing=standing.spacing, end=end
+    )
+    standing.work += found.work
+    return found
+
+
+__all__ = ["LEAST", "MADE", "Standing", "ask"]
