@@ -11,6 +11,10 @@ bound:
   `formula` writes the rest, one truth value for each pair that is open; `load` adds what follows from how much a rank
   runs before and after. A limit that is refuted raises the bound.
 
+- `nested`: the same questions about fewer microbatches, one more at a time. What is refuted of them holds anywhere among
+  many (`spacing`), which leaves a solver little to decide of all.
+- `loosen`: a stretch of the best orders is left open, all else kept in order, and a solver makes it shorter.
+
 Every answer is judged anew, by the simulator, before it is returned. z3 is loaded when bounds and heuristics do not
 meet.
 """

@@ -20,10 +20,8 @@ from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
-WHOLE = 2  # the whole problem is asked with so small a part of it
+WHOLE = 2  # so small a part of it is for the whole problem beside, and what is not used for questions
 STEPS = 8  # so small a part of the gap is the first step for the whole
-PART = 3  # of what is left, for one question about the whole; and of a step where it was not decided
-MOST_OF = 5  # eighths of the microbatches that are asked about alone; more cost as much as all and say less
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
 
@@ -50,10 +48,13 @@ def can_nest(model: Model) -> bool:
 
 
 def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
-    """Ask about more and more microbatches, then about all. `share`: work of this turn. Where `can_nest`."""
+    """Ask about more and more microbatches up to half of them, then about all. Only where `can_nest`.
+
+    `share`: work for the former; for the latter what is left of it, and half as much. Raises `Infeasible`.
+    """
     stop = standing.work + share
     vain = 0
-    for count in range(1, standing.problem.microbatches * MOST_OF // 8 + 1):
+    for count in range(1, standing.problem.microbatches // 2 + 1):
         if vain == VAIN or standing.work >= stop or standing.done or standing.left < LEAST:
             break
         asked = shown = False
@@ -68,24 +69,23 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
         raise Infeasible(-1, 0, "no order keeps to the caps") from None
     value = max(map(sum, zip(found.head, standing.model.duration, found.tail, strict=True)))
     standing.raise_bound(value, f"few microbatches, with {standing.engine}")
-    _ask_whole(standing, share / WHOLE)
+    _ask_whole(standing, stop + share / WHOLE)
 
 
-def _ask_whole(standing: Standing, share: float) -> None:
-    """From the bottom up, in longer steps while they are refuted: what is nearer to the optimum costs more."""
-    stop = standing.work + share
+def _ask_whole(standing: Standing, stop: float) -> None:
+    """From the bottom up, as what is nearer to the optimum costs more. `stop`: at so much work in all."""
     step = (standing.value - standing.low) // STEPS
     while step > 0 and not standing.done and standing.rows is not None and standing.work < stop:
         limit = min(standing.low + step, standing.value) - 1
-        found = ask(standing, standing.model, limit, (stop - standing.work) / PART)
+        found = ask(standing, standing.model, limit, (stop - standing.work) / 2)
         standing.work += len(standing.model) / MADE
         if found.answer is Answer.REFUTED:
-            standing.raise_bound(limit + 1, f"refuted by {found.by}")
-            step += (step + 1) // 2
+            by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
+            standing.raise_bound(limit + 1, f"refuted by {by}")
             continue
         if found.answer is Answer.FOUND and found.rows is not None:
             standing.take(found.rows, found.by)
-        step //= PART
+        step //= 2
 
 
 class _Question:
