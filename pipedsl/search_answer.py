@@ -136,11 +136,13 @@ def answer_of(
     assert solution is not None
     bound, problem = solution, task.problem
     needed: list[Fraction] = []
+    fitting = None
     for _ in range(ROUNDS):
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
         over = _overflow(program, report)
         if not any(over):
+            fitting = solution
             break
         if report.metrics is not None:
             needed.append(max(report.metrics.memory))
@@ -151,12 +153,14 @@ def answer_of(
         if not is_too_small(task):
             again = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0].solution
         if again is None:
-            raise NothingFound(_no_room(program, needed))
+            break
         solution = again
-    else:
+    if (fitting is None or fitting.value > bound.value) and problem.operations <= MOST_OPERATIONS:
+        task, fitting = first, _between(first, fitting, bound, effort.budget.part(AGAIN), outcome.seed)
+    if fitting is None:
         raise NothingFound(_no_room(program, needed))
-    if solution.value > bound.value and task.problem.operations <= MOST_OPERATIONS:
-        task, solution = first, _between(first, solution, bound, effort.budget.part(AGAIN), outcome.seed)
+    if fitting is not bound:
+        solution = fitting
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
     proof = bound.proof or Proof.BOUND
@@ -183,8 +187,8 @@ def answer_of(
     )
 
 
-def _between(task: Task, fitting: Solution, known: Solution, budget: Budget, seed: int) -> Solution:
-    """The best found of the orders that fit with all buffers, beginning with one; under the caps themselves.
+def _between(task: Task, fitting: Solution | None, known: Solution, budget: Budget, seed: int) -> Solution | None:
+    """The best found of the orders that fit with all buffers, from one on if there is one; under the caps themselves.
 
     Smaller caps leave some of them out. `known`: the answer that does not fit, and its bound.
     """
@@ -194,7 +198,11 @@ def _between(task: Task, fitting: Solution, known: Solution, budget: Budget, see
         held = memory_used(program, lower(program, simulate(program))).peaks()
         return all(cap is None or size <= cap for size, cap in zip(held, task.caps, strict=True))
 
-    return solve(task.problem, budget=budget, seed=seed, start=fitting.orders, known=known, accept=fits)
+    start = None if fitting is None else fitting.orders
+    try:
+        return solve(task.problem, budget=budget, seed=seed, start=start, known=known, accept=fits)
+    except NothingFound:
+        return fitting
 
 
 def _no_room(program: Program, needed: Sequence[Fraction]) -> str:
