@@ -39,6 +39,7 @@ MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow 
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
 NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
+SETTLING = 4  # how often idle time is filled in what came of habits, about
 KERNELS = 6  # steady states that are unrolled
 
 
@@ -124,7 +125,7 @@ class _Search:
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = self.model.horizon + 1
-        self.settled = self.value
+        self.settled: list[list[int]] | None = None
         self.manner: Manner | None = None
         # With few operations z3 needs no such help.
         self.nested = Nested() if len(self.model) > FEW and can_nest(self.model) else None
@@ -236,7 +237,8 @@ def _begin(search: _Search, start: Orders) -> None:
 def _tune(search: _Search, share: float) -> None:
     model = search.model
     cost = (EACH + len(model)) / SCHEDULED
-    tries = max(1, int(share / cost))
+    settling = SETTLING * FILLING * len(model) / SCHEDULED
+    tries = max(1, int((share - settling if share > 2 * settling else share) / cost))
 
     def notice(found: Tuned) -> None:
         search.take(found.rows, "habits")
@@ -245,6 +247,7 @@ def _tune(search: _Search, share: float) -> None:
     search.work += cost * (tries if found is None else found.tried)
     if found is not None:
         search.manner = found.manner
+        _settle(search, found.rows)
 
 
 def _tune_short(search: _Search, share: float) -> None:
@@ -276,14 +279,14 @@ def _ride_waves(search: _Search) -> None:
         search.take(rows, "waves")
 
 
-def _settle(search: _Search) -> None:
-    """Idle time filled in the best orders, where that was not done yet."""
-    if search.rows is None or search.value >= search.settled or search.done or search.left <= 0.01:
+def _settle(search: _Search, rows: list[list[int]]) -> None:
+    """Idle time filled in orders, where that was not done yet. What is a little worse may become the best."""
+    if rows == search.settled or search.done or search.left <= 0.01:
         return
-    rows, turns = settle(search.model, search.rows, search.stop)
-    search.take(rows, "idle time filled")
+    search.settled = rows
+    better, turns = settle(search.model, rows, search.stop)
+    search.take(better, "idle time filled")
     search.work += FILLING * turns * len(search.model) / SCHEDULED
-    search.settled = search.value
 
 
 def _rounds(search: _Search) -> None:
@@ -301,14 +304,12 @@ def _rounds(search: _Search) -> None:
         _tune(search, min(share, search.left))
         if not before and not search.done and len(search.model) <= LARGE:
             _ride_waves(search)
-        _settle(search)
         # Not before z3 had a first look, where it may have one.
         if not search.done and steady is None and search.left > 0.01 and (before or not reasons):
             steady, used = steady_states(search.model, search.stop)
             search.work += used / SCHEDULED
         if not search.done and steady:
             _place(search, steady[:KERNELS], share)
-            _settle(search)
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if reasons and len(search.model) > FEW and not search.done:

@@ -11,7 +11,7 @@ from itertools import islice
 from time import monotonic
 
 from pipedsl.program import Kind
-from verify.search.fill import FILLING, fill
+from verify.search.fill import FILLING
 from verify.search.greedy import Habit, list_schedule
 from verify.search.kernel import Pattern, layout_of, patterns, unroll
 from verify.search.model import Model, fits, model_of, run
@@ -23,8 +23,10 @@ from verify.search.tune import tune
 TRIES = 600_000  # operations of patterns that are placed for one period
 KEPT = 200  # patterns of one period that are compared, at most
 COMPARED = 600_000  # operations that all comparisons of one period together may run, about
-FILLED = 4  # patterns of one period that are compared with their idle time filled
+SETTLED = 16  # patterns of all periods that are compared once they settled, at most
+SETTLING = 6_000_000  # operations that these comparisons may run, about
 LONGER = 5  # periods above the load of a rank that are tried
+WORSE = 1.05  # what patterns may come to before they settle, of the best
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,11 @@ class Steady:
 
     pattern: Pattern
     estimate: float
+
+    @property
+    def under_way(self) -> float:
+        """Microbatches that are begun and not ended, in the steady state."""
+        return self.pattern.length / self.pattern.period
 
 
 def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady], int]:
@@ -49,43 +56,54 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
     size = sum(map(len, models))
     kept = max(6, min(KEPT, COMPARED // size))
     used = 0
-    chosen: list[Steady] = []
-    filled = max(2, min(FILLED, 5 * COMPARED // (FILLING * size)))
+    found = []
     for period in range(shortest, shortest + LONGER):
-        found = []
         for pattern in islice(patterns(model, layout, period, TRIES), kept):
             if monotonic() > stop:
                 break
             used += size
-            estimate = _estimate(models, pattern, problem.microbatches, unroll)
+            estimate = _estimate(models, pattern, problem.microbatches)
             if estimate is not None:
                 found.append(Steady(pattern, estimate))
-        chosen += sorted(found, key=_order)[:filled]
     best = []
-    for steady in sorted(chosen, key=_order):
+    for steady in _promising(found, max(4, min(SETTLED, SETTLING // (3 * FILLING * size)))):
         if monotonic() > stop:
             break
-        used += FILLING * size
-        estimate = _estimate(models, steady.pattern, problem.microbatches, _filled)
-        if estimate is not None:
-            best.append(Steady(steady.pattern, estimate))
+        value, turns = _settled(models[-1], steady.pattern, stop)
+        used += FILLING * turns * len(models[-1])
+        before = run(models[-1], unroll(models[-1], steady.pattern))
+        if before is not None:
+            best.append(Steady(steady.pattern, steady.estimate + value - before.value))
     return sorted(best, key=_order), used
+
+
+def _promising(found: list[Steady], many: int) -> list[Steady]:
+    """Of the patterns that are not much worse than the best, the best and those of most microbatches, by turns.
+
+    What is long leaves more to choose from where there is time to fill, so it gains more when it settles. Patterns
+    that are alike in both are often the same one with chunks exchanged: one of them is enough.
+    """
+    alike: dict[tuple[float, float], Steady] = {}
+    for steady in sorted(found, key=_order):
+        if not alike or steady.estimate <= WORSE * min(alike)[0]:
+            alike.setdefault((steady.estimate, steady.under_way), steady)
+    best = list(alike.values())
+    longest = sorted(best, key=lambda steady: (-steady.under_way, steady.estimate))
+    chosen = dict.fromkeys(steady for pair in zip(longest, best, strict=True) for steady in pair)
+    return list(chosen)[:many]
 
 
 def _order(steady: Steady) -> tuple[float, int, int]:
     return steady.estimate, steady.pattern.period, steady.pattern.length
 
 
-def _filled(model: Model, pattern: Pattern) -> list[list[int]]:
-    """With idle time filled, or W where there is time, whichever is better."""
-    rows = fill(model, unroll(model, pattern))
+def _settled(model: Model, pattern: Pattern, stop: float) -> tuple[int, int]:
+    """What a pattern comes to, its W where there is time; and how often idle time was filled."""
+    rows, turns = settle(model, unroll(model, pattern), stop)
     sketch = _sketch(model, rows)
     placed = list_schedule(sketch, (Habit(),) * model.problem.ranks)
-    if placed is None:
-        return rows
-    placed = _translated(model, sketch, placed)
-    one, other = run(model, rows), run(model, placed)
-    return placed if one is not None and other is not None and other.value < one.value else rows
+    both = [rows] if placed is None else [rows, _translated(model, sketch, placed)]
+    return min(found.value for found in (run(model, one) for one in both) if found is not None), turns
 
 
 def place_weights(
@@ -126,13 +144,11 @@ def _merged(model: Model, order: list[int]) -> tuple[tuple[Operation, ...], ...]
     return tuple(strand for strand in (first, weights) if strand)
 
 
-def _estimate(
-    models: list[Model], pattern: Pattern, microbatches: int, orders: Callable[[Model, Pattern], list[list[int]]]
-) -> float | None:
+def _estimate(models: list[Model], pattern: Pattern, microbatches: int) -> float | None:
     """What two short runs come to, drawn on to all microbatches. None where the orders do not fit."""
     values = []
     for model in models:
-        rows = orders(model, pattern)
+        rows = unroll(model, pattern)
         found = run(model, rows)
         if found is None or not fits(model, rows):
             return None
