@@ -5,14 +5,14 @@ bound:
 
 - `bounds`: arguments that no order escapes give a first lower bound. Often it is met at once.
 - `greedy` and `tune`: list scheduling by habits, which are changed and kept where that is no worse. `steady`: the order
-  of one period, enumerated and unrolled. `improve`: moves of one operation along the critical path.
+  of one period, enumerated and unrolled. `settle`: idle time filled from the begin and from the end (`mirror`) by
+  turns. `improve`: moves of one operation along the critical path.
 - `close`: is there an order within a limit? `exact` asks z3 (`cpsat` another solver), one limit after another from the
   best down. `windows` says when each operation may start under the limit, and which pairs of a rank are in order then;
   `formula` writes the rest, one truth value for each pair that is open; `load` adds what follows from how much a rank
   runs before and after. A limit that is refuted raises the bound.
-
-- `nested`: the same questions about fewer microbatches, one more at a time. What is refuted of them holds anywhere among
-  many (`spacing`), which leaves a solver little to decide of all.
+- `nested`: the same questions about fewer microbatches, one more at a time. What is refuted of them holds anywhere
+  among many (`spacing`), which leaves a solver little to decide of all.
 - `loosen`: a stretch of the best orders is left open, all else kept in order, and a solver makes it shorter.
 
 Every answer is judged anew, by the simulator, before it is returned. z3 is loaded when bounds and heuristics do not
