@@ -41,10 +41,15 @@ class Nested:
 
 
 def can_nest(model: Model) -> bool:
-    """Whether what fewer microbatches show holds for all: fully open orders, and no operation in an instant."""
+    """Whether what fewer microbatches show holds for all, and is likely to say much.
+
+    It holds for fully open orders, where no operation is an instant. Of several chunks on a rank bounds are so far from
+    what is found that the work is better spent on that.
+    """
     problem = model.problem
-    makespan = problem.objective is Objective.MAKESPAN
-    return makespan and problem.microbatches > 1 and all(model.duration) and shorter(problem, 1) is not None
+    if problem.objective is not Objective.MAKESPAN or len(set(problem.placement)) < problem.stages:
+        return False
+    return problem.microbatches > 1 and all(model.duration) and shorter(problem, 1) is not None
 
 
 def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
