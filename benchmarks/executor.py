@@ -239,10 +239,10 @@ def _memory(options: argparse.Namespace) -> list[Wanted]:
             expected = [int(each) for each in memory.predicted(text, sizes, p=3, m=9)]
             found = memory.measured(text, folder, p=3, m=9)
             most = max(abs(ours - each) / each for ours, each in zip(found, expected, strict=True))
-            print(f"  {schedule:<24}measured {found}, predicted {expected}")
+            print(f"  {schedule:<32}measured {found}, predicted {expected}")
             wanted.append(Wanted(f"{schedule}: {100 * most:.1f} % <= 5 %", most <= 0.05))
         few, many = (memory.measured("1f1b", folder, p=2, m=m, steps=2) for m in (8, 128))
-        print(f"  1f1b, p=2               m=8 {few}, m=128 {many}")
+        print(f"  {'1f1b, p=2':<32}m=8 {few}, m=128 {many}")
         same = all(b - a <= 128 * 8 for a, b in zip(few, many, strict=True))  # the losses: a number each
         wanted.append(Wanted("m=128 needs no more than m=8, but for the losses", same))
     return wanted
