@@ -85,8 +85,9 @@ class ShardedChunk(Chunk):
 
 
 def replicated_parts(modules: Sequence[torch.nn.Module]) -> list[DistributedDataParallel]:
-    """What of these modules DistributedDataParallel has wrapped."""
-    return [each for module in modules for each in module.modules() if isinstance(each, DistributedDataParallel)]
+    """What of these modules DistributedDataParallel has wrapped, each once: stages may share a module."""
+    every = dict.fromkeys(each for module in modules for each in module.modules())
+    return [each for each in every if isinstance(each, DistributedDataParallel)]
 
 
 def unsupported(modules: Sequence[torch.nn.Module]) -> str:

@@ -110,6 +110,38 @@ def replicated_stages(job: Job) -> None:
 
 
 @case
+def stages_that_share_a_replicated_or_sharded_module(job: Job) -> None:
+    """The second stage of a rank is the first one over again: what it holds twice is reduced once per step."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for wrap in ("ddp", "fsdp"):
+        torch.manual_seed(8)
+        parts: list[nn.Module] = [nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)) for _ in range(STAGES)]
+        expected = copy.deepcopy(parts)
+
+        def loss_fn(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return functional.mse_loss(y, targets)
+
+        data = [(torch.randn(2 * M, 6), torch.randn(2 * M, 6)) for _ in range(3 * REPLICAS)]
+        for batch, targets in data:
+            alone([*expected, *expected[::-1]], loss_fn, list(batch.chunk(M)), list(targets.chunk(M)))
+        for parameter in nn.ModuleList(expected).parameters():
+            assert parameter.grad is not None
+            parameter.grad /= REPLICAS
+        stage = parts[own]
+        wrapped: Any = (
+            DistributedDataParallel(stage, process_group=group)
+            if wrap == "ddp"
+            else fully_shard(stage, mesh=both["data"])
+        )
+        compiled = job.compiled("v_shape_2")
+        pipe = compiled.Pipeline([wrapped, wrapped], loss_fn, process_group=both.get_group("pipe"), timeout=90)
+        for step in range(3):
+            pipe.step(*data[REPLICAS * step + replica])
+        check(stage, expected[own])
+
+
+@case
 def sharded_stages(job: Job) -> None:
     """FSDP2: parameters in parts on the replicas of a stage, gradients reduced once per step."""
     both = mesh()
@@ -203,7 +235,6 @@ def a_last_gradient_that_is_missing(job: Job) -> None:
     own = both.get_local_rank("pipe")
     stage = fully_shard([nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Apart(1)][own], mesh=both["data"])
     pipe = pipeline(job, "whole", stage, both.get_group("pipe"))
-
 
     def steps() -> None:  # the other rank may have done its part of the first
         for step in range(2):
