@@ -221,7 +221,7 @@ class Executor:
         store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
         with self._together("gathering the timeline"):
             events = [] if self._clock is None else self._clock.events(self._marks, self._plan.stages)
-            return gather_timeline(self._wire, store, events)
+            return gather_timeline(self._wire, store, events, self._watch)
 
     # ------------------------------------------------------------------ inside a step
 

@@ -14,9 +14,12 @@ import torch
 from pipedsl.runtime.clock import Event
 from pipedsl.runtime.files import write_whole
 from pipedsl.runtime.plan import PlannedCall
+from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import Store, Wire
 
 _EXCHANGES = 8  # looks at another rank's clock, of which the quickest counts
+_AT_ONCE = 100  # looks for an answer before there is a pause between two
+_POLL = 0.001  # seconds of that pause
 
 
 @dataclass(frozen=True)
@@ -73,14 +76,14 @@ class Timeline:
         write_whole(path, self.profile())
 
 
-def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeline:
+def gather_timeline(wire: Wire, store: Store, events: Sequence[Event], watch: Watch) -> Timeline:
     """The events of all ranks; every rank must call it. `store`: used for nothing else, and empty again afterwards."""
-    offset, error = clock_offset(wire, store, time.time)
+    offset, error = clock_offset(wire, store, time.time, watch.stop_if_failed)
     own = [each._replace(start=each.start + offset, end=each.end + offset) for each in events]
     store.set(f"events/{wire.rank}", json.dumps([error, own]))
     ranks, errors = [], []
     for rank in range(wire.size):
-        error, rows = json.loads(store.get(f"events/{rank}"))
+        error, rows = json.loads(_answer(store, f"events/{rank}", watch.stop_if_failed))
         ranks.append(tuple(Event(*row) for row in rows))
         errors.append(error)
     if store.add("read", 1) == wire.size:
@@ -90,16 +93,18 @@ def gather_timeline(wire: Wire, store: Store, events: Sequence[Event]) -> Timeli
     return Timeline(tuple(ranks), tuple(errors))
 
 
-def clock_offset(wire: Wire, store: Store, now: Callable[[], float]) -> tuple[float, float]:
+def clock_offset(
+    wire: Wire, store: Store, now: Callable[[], float], look_up: Callable[[], None]
+) -> tuple[float, float]:
     """What to add to this rank's `now()` for rank 0's, and by how much that may be wrong; every rank must call it.
 
     Rank 0 looked at its clock between two looks of this rank at its own, so the truth is not further from the middle
-    than half of what lay between them.
+    than half of what lay between them. `look_up` is called while it waits for another rank, and may raise.
     """
     if wire.rank == 0:
         for rank in range(1, wire.size):
             for turn in range(_EXCHANGES):
-                store.get(f"ask/{rank}/{turn}")
+                _answer(store, f"ask/{rank}/{turn}", look_up)
                 store.set(f"answer/{rank}/{turn}", repr(now()))
                 store.delete_key(f"ask/{rank}/{turn}")
         return 0.0, 0.0
@@ -107,12 +112,27 @@ def clock_offset(wire: Wire, store: Store, now: Callable[[], float]) -> tuple[fl
     for turn in range(_EXCHANGES):
         before = now()
         store.set(f"ask/{wire.rank}/{turn}", "?")
-        answer = float(store.get(f"answer/{wire.rank}/{turn}"))
+        answer = float(_answer(store, f"answer/{wire.rank}/{turn}", look_up))
         after = now()
         store.delete_key(f"answer/{wire.rank}/{turn}")
         found.append(((after - before) / 2, answer - (before + after) / 2))
     error, offset = min(found)
     return offset, error
+
+
+def _answer(store: Store, key: str, look_up: Callable[[], None]) -> bytes:
+    """What another rank has set, or is about to. The store stays free for the watch, which a blocking `get` locks out.
+
+    Answers come soon where both ranks are here, so the first looks follow one another at once.
+    """
+    looks = 0
+    while not store.check([key]):
+        look_up()
+        looks += 1
+        if looks > _AT_ONCE:
+            time.sleep(_POLL)
+    value: bytes = store.get(key)
+    return value
 
 
 def labelled(call: PlannedCall, act: Callable[[], None]) -> Callable[[], None]:

@@ -21,6 +21,8 @@ SAYS = {
     "draws": "step 2 (training, seed 7) on rank {other}, but step 2 (training) on rank 1",
     "clips": "step 2 (training) on rank {other}, but clipping the gradients on rank 1",
     "loads": "step 2 (training) on rank {other}, but step 2 (training, after load_state_dict()) on rank 1",
+    "looks_back": "step 2 (training) on rank {other}, but gathering the timeline on rank 1",
+    "steps_on": "gathering the timeline on rank {other}, but step 2 (training) on rank 1",
 }
 
 

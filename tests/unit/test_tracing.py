@@ -24,7 +24,7 @@ AHEAD = (0.0, 1000.0, -3.5, 0.25)  # seconds by which the clocks of the ranks ar
 
 def test_clocks_are_compared_as_exactly_as_is_said() -> None:
     def body(wire: Any) -> tuple[float, float]:
-        return clock_offset(wire, wire.store("clocks"), lambda: time.monotonic() + AHEAD[wire.rank])
+        return clock_offset(wire, wire.store("clocks"), lambda: time.monotonic() + AHEAD[wire.rank], lambda: None)
 
     for rank, (offset, error) in enumerate(results(run_ranks(Fabric(len(AHEAD)), body))):
         assert abs(offset + AHEAD[rank]) <= error + 1e-9

@@ -76,9 +76,34 @@ def loads(pipe: Any, odd: bool) -> None:
     step(pipe)
 
 
+def looks_back(pipe: Any, odd: bool) -> None:
+    step(pipe)
+    if odd:
+        pipe.timeline()
+    step(pipe)
+
+
+def steps_on(pipe: Any, odd: bool) -> None:
+    step(pipe)
+    if not odd:
+        pipe.timeline()
+    step(pipe)
+
+
 WAYS: dict[str, Callable[[Any, bool], None]] = {
     each.__name__: each
-    for each in (evaluates, skips_an_evaluation, trains_once_more, renews, renews_twice, draws, clips, loads)
+    for each in (
+        evaluates,
+        skips_an_evaluation,
+        trains_once_more,
+        renews,
+        renews_twice,
+        draws,
+        clips,
+        loads,
+        looks_back,
+        steps_on,
+    )
 }
 
 
