@@ -19,7 +19,7 @@ from pipedsl.runtime.wire import Store, Wire
 
 _EXCHANGES = 8  # looks at another rank's clock, of which the quickest counts
 _AT_ONCE = 100  # looks for an answer before there is a pause between two
-_POLL = 0.001  # seconds of that pause
+_PAUSE = 0.001  # seconds of that pause
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _answer(store: Store, key: str, look_up: Callable[[], None]) -> bytes:
         look_up()
         looks += 1
         if looks > _AT_ONCE:
-            time.sleep(_POLL)
+            time.sleep(_PAUSE)
     value: bytes = store.get(key)
     return value
 
