@@ -109,7 +109,7 @@ def test_a_budget_that_is_used_up_asks_no_solver(monkeypatch: pytest.MonkeyPatch
         asked.append(work)
         return Decision(Answer.UNKNOWN, None, work)
 
-    monkeypatch.setattr("verify.search.close.decider", lambda _: decide)
+    monkeypatch.setattr("verify.search.standing.decider", lambda _: decide)
     problem = make_problem(placement=range(4), microbatches=8, costs=uniform_costs(4, 1, 1, 1), cap=2)
     for work in (0.02, 0.3, 1.0):
         for goal in (None, Fraction(40)):
