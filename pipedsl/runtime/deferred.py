@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
@@ -35,16 +37,18 @@ class Rule(NamedTuple):
     """How a kind of module is taken apart. `x`: its input; `g`: its output's gradient.
 
     `worth`: (module, x) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
-    `run`: (module, x, weight, bias) to the output. `of_input`: (module, g, x, weight) to the input's gradient.
-    `of_weight`: the same to the weight's. `of_bias`: (module, g) to the bias's. `add_of_weight`: (gradient, g, x), adds
-    the weight's where it is, if that can be done without having it on its own first.
+    `settings`: of the module, what the others need to know besides tensors.
+    `run`: (module, x, weight, bias) to the output. `of_input`: (settings, g, x, weight) to the input's gradient.
+    `of_weight`: the same to the weight's. `of_bias`: (g) to the bias's. `add_of_weight`: (gradient, g, x), adds the
+    weight's where it is, if that can be done without having it on its own first.
     """
 
     worth: Callable[[Any, torch.Tensor], int]
+    settings: Callable[[Any], tuple[Any, ...]]
     run: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-    of_input: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    of_weight: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    of_bias: Callable[[Any, torch.Tensor], torch.Tensor]
+    of_input: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    of_weight: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    of_bias: Callable[[torch.Tensor], torch.Tensor]
     add_of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] | None = None
 
 
@@ -61,16 +65,18 @@ def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 _LINEAR = Rule(
     worth=lambda module, x: x.numel() * module.out_features if x.is_floating_point() else 0,
+    settings=lambda module: (),
     run=_linear,
-    of_input=lambda module, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
-    of_weight=lambda module, g, x, weight: _rows(g).t().mm(_rows(x)),
-    of_bias=lambda module, g: _rows(g).sum(0),
+    of_input=lambda _, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
+    of_weight=lambda _, g, x, weight: _rows(g).t().mm(_rows(x)),
+    of_bias=lambda g: _rows(g).sum(0),
     add_of_weight=lambda gradient, g, x: gradient.addmm_(_rows(g).t(), _rows(x)),
 )
 
 
 def _convolution_worth(module: Any, x: torch.Tensor) -> int:
-    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
+    kept = type(module)._conv_forward in _CONVOLVE and "_conv_forward" not in vars(module)
+    plain = kept and module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
     if not plain or x.dim() != module.weight.dim():  # else without a batch
         return 0
     places = x.numel() // x.shape[1]
@@ -84,22 +90,29 @@ def _convolution(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch
     return y
 
 
+def _convolution_settings(module: Any) -> tuple[Any, ...]:
+    stride = tuple(module.stride)
+    return stride, module.padding, tuple(module.dilation), False, (0,) * len(stride), module.groups
+
+
 def _convolution_backward(
-    module: Any, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, of: int
+    settings: tuple[Any, ...], g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, of: int
 ) -> torch.Tensor:
     """aten's backward of a convolution: the gradient of the input (`of` = 0) or the weight (1)."""
     mask = [of == 0, of == 1, False]
-    shape = (module.stride, module.padding, module.dilation, False, [0] * len(module.stride), module.groups)
-    found: torch.Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *shape, mask)[of]
+    found: torch.Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, mask)[of]
     return found
 
 
+# The classes' own: a subclass may make other weights of `weight` there.
+_CONVOLVE = (torch.nn.Conv1d._conv_forward, torch.nn.Conv2d._conv_forward, torch.nn.Conv3d._conv_forward)
 _CONVOLUTION = Rule(
     worth=_convolution_worth,
+    settings=_convolution_settings,
     run=_convolution,
-    of_input=lambda module, g, x, weight: _convolution_backward(module, g, x, weight, of=0),
-    of_weight=lambda module, g, x, weight: _convolution_backward(module, g, x, weight, of=1),
-    of_bias=lambda module, g: g.sum([0, *range(2, g.dim())]),
+    of_input=partial(_convolution_backward, of=0),
+    of_weight=partial(_convolution_backward, of=1),
+    of_bias=lambda g: g.sum([0, *range(2, g.dim())]),
 )
 
 
@@ -114,17 +127,26 @@ def _embedding(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
     return own
 
 
-def _embedding_of_weight(module: Any, g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    padding = -1 if module.padding_idx is None else module.padding_idx
-    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(g, x, module.num_embeddings, padding, False)
+def _embedding_of_weight(
+    settings: tuple[Any, ...], g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    (padding,) = settings
+    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(g, x, len(weight), padding, False)
     return found
 
 
-def _nothing(module: Any, *_: torch.Tensor) -> torch.Tensor:
+def _nothing(*_: Any) -> torch.Tensor:
     raise AssertionError("words have no gradient, and an embedding no bias")
 
 
-_EMBEDDING = Rule(_embedding_worth, _embedding, _nothing, _embedding_of_weight, _nothing)
+_EMBEDDING = Rule(
+    worth=_embedding_worth,
+    settings=lambda module: (-1 if module.padding_idx is None else module.padding_idx,),
+    run=_embedding,
+    of_input=_nothing,
+    of_weight=_embedding_of_weight,
+    of_bias=_nothing,
+)
 
 # By the `forward` that a module runs, which subclasses may have kept.
 _RULES: dict[Any, Rule] = {
@@ -140,13 +162,16 @@ _RULES: dict[Any, Rule] = {
 class _Use:
     """A module and what it multiplies by: `weight` and `bias`, its `parameters` or casts of them.
 
-    `in_place`: nobody wants to hear from autograd when the parameters' gradients change.
+    `settings`: the module's, as it was used. `in_place`: nobody wants to hear from autograd when the parameters'
+    gradients change.
     """
 
     deferral: Deferral
     module: Any
     rule: Rule
+    settings: tuple[Any, ...]
     parameters: tuple[torch.nn.Parameter, torch.nn.Parameter | None]
+    trains_bias: bool
     weight: torch.Tensor
     bias: torch.Tensor | None
     in_place: bool
@@ -172,7 +197,7 @@ class _Waiting(torch.autograd.Function):
             return None, None, None
         if torch.is_grad_enabled():  # and wants to differentiate these again
             weight = use.parameters[0].to(weight.dtype)
-        return use.rule.of_input(use.module, gradient, x, weight), None, None
+        return use.rule.of_input(use.settings, gradient, x, weight), None, None
 
 
 class _Again(torch.autograd.Function):
@@ -187,12 +212,12 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rule, module = ctx.use.rule, ctx.use.module
+        rule, settings = ctx.use.rule, ctx.use.settings
         wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
         return (
-            rule.of_input(module, gradient, x, weight) if wants_input else None,
-            rule.of_weight(module, gradient, x, weight) if wants_weight else None,
-            rule.of_bias(module, gradient) if wants_bias else None,
+            rule.of_input(settings, gradient, x, weight) if wants_input else None,
+            rule.of_weight(settings, gradient, x, weight) if wants_weight else None,
+            rule.of_bias(gradient) if wants_bias else None,
             None,
         )
 
@@ -202,35 +227,46 @@ Product = tuple[_Use, torch.Tensor, torch.Tensor, int, int]
 
 
 class Deferral:
-    """The modules of a stage whose weight gradients can wait. `waiting`: in I, what it has put aside so far."""
+    """The modules of a stage whose weight gradients can wait.
+
+    `waiting`: in I, what it has put aside so far. `inside`: how many forwards and backwards of the stage are running.
+    """
 
     def __init__(self, stage: torch.nn.Module) -> None:
         self.stage = stage
         self._anchor = torch.empty(0, requires_grad=True)
-        self._places: list[tuple[dict[str, Any], Callable[[torch.Tensor], Any]]] = []
+        self._places: list[tuple[dict[str, Any], _Forward]] = []
+        self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.waiting: list[Product] | None = None
+        self.inside = 0
 
     def begin(self) -> None:
         """A step begins: find the modules, which may be others than before, and forget what autocast made."""
         self._casts.clear()
+        self._without = [q for q in self.stage.parameters() if q.requires_grad and q.grad is None]
         self._places = [
-            (vars(module), forward)
-            for module in _not_compiled(self.stage)
+            (vars(module), _Forward(self, module, rule))
+            for module in _run_by_python(self.stage)
             if (rule := _RULES.get(type(module).forward)) and "forward" not in vars(module)
-            if (forward := self._replace(module, rule))
+            if _are_own(module)
+            and _can_wait(getattr(module, "weight", None))
+            and _may_be_bias(getattr(module, "bias", None))
         ]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """While inside, the modules put their weight gradients aside. Nothing of it is left in them afterwards."""
+        self.inside += 1
         try:
             for place, forward in self._places:
-                place["forward"] = forward
+                place.setdefault("forward", forward)
             yield
         finally:
-            for place, _ in self._places:
-                place.pop("forward", None)
+            self.inside -= 1
+            for place, forward in self._places if not self.inside else ():
+                if place.get("forward") is forward:  # and not what the stage has put there
+                    del place["forward"]
 
     def backward(
         self, outputs: Sequence[torch.Tensor | GradientEdge], gradients: Sequence[torch.Tensor]
@@ -243,42 +279,25 @@ class Deferral:
                 run_backward(outputs, gradients)
         finally:
             self.waiting = None
+        if self._without:
+            self._keep_apart(waiting)
         return waiting
 
-    def _replace(self, module: Any, rule: Rule) -> Callable[[torch.Tensor], Any] | None:
-        """What the module is to run in its forward's place; None where its gradients cannot wait."""
-        own = module._parameters
-        weight, bias = own.get("weight"), own.get("bias")
-        if not _can_wait(weight) or not (bias is None or not bias.requires_grad or _can_wait(bias)):
-            return None
-        plain, worth, dtype = module.forward, rule.worth, weight.dtype
-        in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
-        use = _Use(self, module, rule, (weight, bias), weight, bias, in_place)
+    def _keep_apart(self, waiting: list[Product]) -> None:
+        """Gradients that a parameter had none before may lie in one that waits, which the next I would add to."""
+        held = {g.untyped_storage().data_ptr() for _, g, *_ in waiting}
+        for q in self._without:
+            g = q.grad
+            if type(g) is torch.Tensor and g.layout == torch.strided and g.untyped_storage().data_ptr() in held:
+                q.grad = g.clone()
+        self._without = [q for q in self._without if q.grad is None]
 
-        def forward(input: torch.Tensor) -> Any:
-            if (
-                torch.compiler.is_compiling()
-                or not torch.is_grad_enabled()
-                or type(input) not in _EXACT
-                or worth(module, input) < WORTH_DEFERRING
-                or own.get("weight") is not weight
-                or torch._C._are_functorch_transforms_active()
-            ):
-                return plain(input)
-            if not input.is_floating_point():
-                return self._apply(use, input)
-            if torch.is_autocast_enabled(input.device.type):
-                return plain(input) if torch.float64 in (input.dtype, dtype) else self._apply_cast(use, input)
-            return self._apply(use, input) if input.dtype == dtype else plain(input)  # which says what is wrong
-
-        return forward
-
-    def _apply(self, use: _Use, x: torch.Tensor) -> Any:
+    def apply(self, use: _Use, x: torch.Tensor) -> Any:
         if self.waiting is not None:
             return _Again.apply(x, *use.parameters, use)  # type: ignore[no-untyped-call]
         return _Waiting.apply(x, None if x.requires_grad else self._anchor, use)  # type: ignore[no-untyped-call]
 
-    def _apply_cast(self, use: _Use, x: torch.Tensor) -> Any:
+    def apply_cast(self, use: _Use, x: torch.Tensor) -> Any:
         """The same under autocast."""
         dtype = torch.get_autocast_dtype(x.device.type)
         x = x.to(dtype)
@@ -293,6 +312,73 @@ class Deferral:
         if found is None or found.dtype != dtype:
             found = self._casts[parameter] = parameter.detach().to(dtype)
         return found
+
+
+class _Forward:
+    """What a module runs in its forward's place. What it is made of is looked at in every call: stages change it.
+
+    A copy of the module, and what is pickled, has the forward of its own class.
+    """
+
+    __slots__ = ("_bias", "_deferral", "_module", "_plain", "_trains_bias", "_type", "_use", "_weight")
+
+    def __init__(self, deferral: Deferral, module: Any, rule: Rule) -> None:
+        weight, bias = module.weight, getattr(module, "bias", None)
+        in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
+        self._deferral, self._module, self._plain = deferral, module, module.forward
+        self._type, self._weight, self._bias = type(module), weight, bias
+        self._trains_bias = bias is not None and bias.requires_grad
+        settings = rule.settings(module)
+        self._use = _Use(deferral, module, rule, settings, (weight, bias), self._trains_bias, weight, bias, in_place)
+
+    def __reduce__(self) -> Any:
+        return partial, (type(self._module).forward, self._module)
+
+    def __call__(self, input: torch.Tensor) -> Any:
+        use, dtype = self._use, self._weight.dtype
+        if (
+            not self._deferral.inside
+            or torch.compiler.is_compiling()
+            or not torch.is_grad_enabled()
+            or type(input) not in _EXACT
+            or use.rule.worth(self._module, input) < WORTH_DEFERRING
+            or not self._is_as_before()
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return self._plain(input)
+        if not input.is_floating_point():
+            return self._deferral.apply(use, input)
+        if torch.is_autocast_enabled(input.device.type):
+            plain = torch.float64 in (input.dtype, dtype)
+            return self._plain(input) if plain else self._deferral.apply_cast(use, input)
+        return (
+            self._deferral.apply(use, input) if input.dtype == dtype else self._plain(input)
+        )  # which says what is wrong
+
+    def _is_as_before(self) -> bool:
+        """Whether the module still has what it had when the step began."""
+        module, weight, bias = self._module, self._weight, self._bias
+        own = module._parameters
+        return (
+            type(module) is self._type  # which parametrizations change
+            and own.get("weight") is weight
+            and own.get("bias") is bias
+            and _can_wait(weight)
+            and (bias is None or (bias.requires_grad == self._trains_bias and _may_be_bias(bias)))
+            and self._use.rule.settings(module) == self._use.settings
+        )
+
+
+def _are_own(module: torch.nn.Module) -> bool:
+    """Whether weight and bias are the module's parameters, and not what something makes of others."""
+    own = module._parameters
+    return own.get("weight") is getattr(module, "weight", None) and own.get("bias") is getattr(module, "bias", None)
+
+
+def _may_be_bias(bias: Any) -> bool:
+    """Whether a module with this bias can wait: without one, with one that is not trained, or with one that can."""
+    return bias is None or (type(bias) is torch.nn.Parameter and not bias.requires_grad) or _can_wait(bias)
 
 
 def _can_wait(parameter: Any) -> bool:
@@ -323,13 +409,15 @@ def _marks_of(parameter: torch.nn.Parameter) -> dict[str, Any]:
     return found
 
 
-def _not_compiled(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The modules of a tree that Python runs, without those inside what `torch.compile` has made."""
+def _run_by_python(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of a tree that Python runs, without those inside what `torch.compile` or TorchScript has made."""
     seen: set[torch.nn.Module] = set()
     stack = [module]
     while stack:
         module = stack.pop()
-        if module in seen or hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+        if module in seen or isinstance(module, torch.jit.ScriptModule):
+            continue
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             continue
         seen.add(module)
         yield module
@@ -366,12 +454,17 @@ def multiply(products: list[Product]) -> None:
             _compare(use, "the input", x, x_version)
             rule, (weight, bias) = use.rule, use.parameters
             add, total = rule.add_of_weight, weight.grad
-            if use.in_place and add and total is not None and g.dtype == x.dtype and _is_sum(total, g.dtype):
+            if _is_quiet(use, weight) and add and total is not None and g.dtype == x.dtype and _is_sum(total, g.dtype):
                 add(total, g, x)
             else:
-                _accumulate(use, weight, rule.of_weight(use.module, g, x, use.weight))
-            if bias is not None and bias.requires_grad:
-                _accumulate(use, bias, rule.of_bias(use.module, g))
+                _accumulate(use, weight, rule.of_weight(use.settings, g, x, use.weight))
+            if bias is not None and use.trains_bias:
+                _accumulate(use, bias, rule.of_bias(g))
+
+
+def _is_quiet(use: _Use, parameter: torch.nn.Parameter) -> bool:
+    """Whether nobody has a hook on it by now."""
+    return use.in_place and not parameter._backward_hooks and not parameter._post_accumulate_grad_hooks
 
 
 def _is_sum(gradient: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -383,7 +476,7 @@ def _is_sum(gradient: torch.Tensor, dtype: torch.dtype) -> bool:
 def _accumulate(use: _Use, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
     """Add to a parameter's gradient, by the engine where that may have more to do."""
     gradient, total = gradient.to(parameter.dtype), parameter.grad
-    if use.in_place and total is not None and _is_sum(total, gradient.dtype):
+    if _is_quiet(use, parameter) and total is not None and _is_sum(total, gradient.dtype):
         total.add_(gradient)
     else:
         run_backward((parameter,), (gradient,))

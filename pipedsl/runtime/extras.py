@@ -23,7 +23,10 @@ def asked_for(module: torch.nn.Module) -> frozenset[str] | None:
             inner = original
         else:
             break
-    parameters = inspect.signature(inner.forward).parameters.values()
+    try:
+        parameters = inspect.signature(inner.forward).parameters.values()
+    except (TypeError, ValueError):  # TorchScript's traces do not say
+        return frozenset()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     by_name = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]

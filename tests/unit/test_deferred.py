@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 from pipedsl.runtime import deferred
 from pipedsl.runtime.chunk import Arrived, Chunk
+from pipedsl.runtime.extras import asked_for
 
 
 @pytest.fixture(autouse=True)
@@ -475,3 +476,245 @@ def test_small_products_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Split(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(3, 8)))
     ours.backward_input(gradient_for(ours.forward(torch.randn(5, 4))))
     assert ours.waiting == 2
+
+
+def two_steps(make: Callable[[], nn.Module], x: torch.Tensor, *, bound: float = 1e-5) -> None:
+    """Three microbatches, I first and W last, against torch's backward of each in another such module."""
+    torch.manual_seed(2)
+    module = make()
+    torch.manual_seed(2)
+    theirs = make()
+    chunk = Chunk(module, range(3))
+    inputs = [x, x + 0.5, x * 2] if x.is_floating_point() else [x, x.flip(0), x]
+    for _ in range(2):
+        for each in inputs:
+            y = theirs(each)
+            y.backward(gradient_for(y))
+        chunk.begin()
+        for i, each in enumerate(inputs):
+            y = chunk.forward(i, Arrived(("tensor",), [each.clone()], [each.is_floating_point()], len(x)), {})
+            chunk.keep(i, [y])
+            chunk.backward_input(i, [gradient_for(y)])
+        for i in range(3):
+            chunk.backward_weight(i)
+        for (name, q), r in zip(module.named_parameters(), theirs.parameters(), strict=True):
+            assert (q.grad is None) == (r.grad is None), name
+            if q.grad is not None:
+                torch.testing.assert_close(q.grad, r.grad, rtol=bound, atol=bound)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Changes(nn.Module):
+    """Two modules with weights, around what its forward does to the first of them."""
+
+    def __init__(self, change: Callable[[nn.Linear], Any], *, before: Callable[[nn.Linear], Any] | None = None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.change = change
+        if before is not None:
+            before(self.first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.change(self.first)
+        return self.second(torch.tanh(self.first(x) if y is None else y(x)))
+
+
+def other_bias(linear: nn.Linear) -> Any:
+    bias = linear.bias * 2
+    return lambda x: torch.func.functional_call(linear, {"bias": bias}, (x,))
+
+
+def without_bias(linear: nn.Linear) -> None:
+    linear.bias = None  # type: ignore[assignment]
+
+
+def bias_as_buffer(linear: nn.Linear) -> None:
+    bias = linear.bias.detach() * 3
+    del linear.bias
+    linear.register_buffer("bias", bias)
+
+
+def bias_as_attribute(linear: nn.Linear) -> None:
+    bias = linear.bias.detach() * 3
+    del linear.bias
+    linear.bias = bias  # type: ignore[assignment]
+
+
+def frozen_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.requires_grad_(True)
+        return y + linear(x)
+
+    return run
+
+
+def frozen_bias_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.bias.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.bias.requires_grad_(True)
+        return y
+
+    return run
+
+
+def doubled_bias(linear: nn.Linear) -> None:
+    parametrizations_of(linear, "bias")
+
+
+def parametrizations_of(linear: nn.Linear, name: str) -> None:
+    torch.nn.utils.parametrize.register_parametrization(linear, name, Doubled())
+
+
+def pruned_bias(linear: nn.Linear) -> None:
+    prune.l1_unstructured(linear, "bias", amount=2)
+
+
+def nothing(linear: nn.Linear) -> None:
+    pass
+
+
+def hooked(linear: nn.Linear) -> None:
+    if not linear.weight._backward_hooks:
+        linear.weight.register_hook(lambda g: g * 3)
+
+
+def copied(linear: nn.Linear) -> Any:
+    other = copy.deepcopy(linear)
+    with torch.no_grad():
+        other.weight.mul_(2)
+    return lambda x: linear(x) + other(x)
+
+
+def pickled(linear: nn.Linear) -> Any:
+    other = pickle.loads(pickle.dumps(linear))
+    with torch.no_grad():
+        other.weight.mul_(2)
+    return lambda x: linear(x) + other(x)
+
+
+def patched(linear: nn.Linear) -> None:
+    if not getattr(linear, "is_patched", False):
+        linear.is_patched = True  # type: ignore[assignment]
+        inner = linear.forward
+        linear.forward = lambda x: inner(x) * 2  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[], nn.Module]] = {
+    "another bias for one call": lambda: Changes(other_bias),
+    "no bias any more": lambda: Changes(without_bias),
+    "a bias that is a buffer": lambda: Changes(nothing, before=bias_as_buffer),
+    "a bias that is an attribute": lambda: Changes(nothing, before=bias_as_attribute),
+    "a parametrized bias": lambda: Changes(nothing, before=doubled_bias),
+    "a pruned bias": lambda: Changes(nothing, before=pruned_bias),
+    "frozen for one use": lambda: Changes(frozen_for_once),
+    "a bias frozen for one use": lambda: Changes(frozen_bias_for_once),
+    "a hook from the first forward on": lambda: Changes(hooked),
+    "a copy made in the forward": lambda: Changes(copied),
+    "a pickled copy": lambda: Changes(pickled),
+    "a forward replaced in the forward": lambda: Changes(patched),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_a_forward_changes_is_seen(kind: str) -> None:
+    two_steps(CHANGES[kind], torch.randn(5, 4))
+
+
+class Standardized(nn.Conv1d):
+    """A convolution whose weight is made of its parameter, as in weight standardization."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = super()._conv_forward(input, (weight - weight.mean()) / weight.std(), bias)
+        return found
+
+
+class Dilated(nn.Module):
+    """One convolution with three dilations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x[..., :1] * 0
+        for dilation in (1, 2, 3):
+            self.convolution.dilation = (dilation,)
+            self.convolution.padding = (dilation,)
+            total = total + self.convolution(x)
+        return total
+
+
+class Positions(nn.Module):
+    """One row's embedding plus one that every row shares, whose gradient is a view of the first's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 4), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.words(x) + self.places[None]
+        return y
+
+
+def larger_embedding() -> nn.Module:
+    module = nn.Embedding(4, 3)
+    module.weight = nn.Parameter(torch.randn(9, 3))
+    return module
+
+
+def test_what_is_not_torch_s_own_convolution() -> None:
+    two_steps(lambda: Standardized(2, 3, 3), torch.randn(2, 2, 8))
+    two_steps(Dilated, torch.randn(2, 2, 9))
+
+
+def test_a_gradient_that_lies_in_one_that_waits() -> None:
+    two_steps(Positions, torch.tensor([[1, 2, 2]]))
+
+
+def test_an_embedding_larger_than_it_says() -> None:
+    two_steps(larger_embedding, torch.tensor([8, 0, 8]))
+
+
+def partly_scripted() -> nn.Module:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))  # type: ignore[no-untyped-call]
+    return nn.Sequential(nn.Linear(4, 4), scripted)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torchscript_inside() -> None:
+    x = torch.randn(5, 4)
+    two_steps(partly_scripted, x)
+    traced = torch.jit.trace(nn.Linear(4, 4), x)  # type: ignore[no-untyped-call]
+    assert asked_for(traced) == frozenset()
+    Chunk(traced, [0]).begin()
+
+
+def test_forward_derivatives_inside() -> None:
+    linear = nn.Linear(4, 4)
+    ours = Split(linear)
+    with torch.autograd.forward_ad.dual_level(), ours.chunk._deferral.used():
+        dual = torch.autograd.forward_ad.make_dual(torch.randn(5, 4), torch.ones(5, 4))
+        tangent = torch.autograd.forward_ad.unpack_dual(linear(dual)).tangent
+    assert tangent is not None
+    torch.testing.assert_close(tangent, torch.ones(5, 4) @ linear.weight.T)
+
+
+def test_a_frozen_bias_under_a_checkpoint() -> None:
+    class Once(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.linear.bias.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = checkpoint(self.linear, x, use_reentrant=False)
+            return y
+
+    compare(Once(), torch.randn(5, 4), waits=1)
