@@ -9,6 +9,7 @@ run one by one.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
 
 _BUCKET = 1 << 24  # bytes that are sent at once, so that small gradients cost no message each
+_LOADED_POLL = 0.001  # seconds between two looks for a rank that has loaded a state, too
 _DIGEST_CHUNK = 1 << 20  # words that a digest looks at together
 _MIX = (-7046029254386353131, -4417276706812531889)  # odd constants, without any pattern
 
@@ -73,6 +75,7 @@ class Copies:
         self._held = self._look(stages, loss_fn) if plan.copies else []
         self._groups: dict[tuple[int, ...], list[_Shared]] = {}  # by their owners
         self._compared = False
+        self._loads = 0  # since which copies have been compared
 
     def _look(self, stages: Mapping[int, torch.nn.Module], loss_fn: Any) -> list[Held]:
         modules = [(stage, module) for stage, module in stages.items()]
@@ -130,7 +133,13 @@ class Copies:
 
     def loaded(self) -> None:
         """Parameters have other values: compare them again. On every rank."""
+        self._loads += self._compared
         self._compared = False
+
+    @property
+    def reloaded(self) -> bool:
+        """Whether the next training step has to compare values that were loaded since the one before."""
+        return bool(self._plan.copies) and self._loads > 0 and not self._compared
 
     def begin(self, watch: Watch) -> None:
         """A step begins: what earlier ones have summed stays with one copy alone, to count once in the next sum.
@@ -142,6 +151,8 @@ class Copies:
                 "parameters have been frozen or unfrozen since this Pipeline was made; make a new one on every rank, "
                 "so that all copies of a stage sum the same gradients"
             )
+        if self.reloaded:
+            self._meet(watch)
         for owners, group in sorted(self._groups.items()):
             if not self._compared:
                 self._compare(owners, group, watch)
@@ -198,6 +209,16 @@ class Copies:
             for q in each.own[1:]:
                 assert q.grad is not None
                 local_part(q.grad).copy_(part)
+
+    def _meet(self, watch: Watch) -> None:
+        """Wait for all ranks by the store: messages to one that has loaded nothing would be taken for others."""
+        me = self._wire.rank
+        self._store.set(f"copies/loaded/{self._loads}/{me}", "")
+        for other in _without(range(self._wire.size), me):
+            watch.position.note(f"comparing the copies of stages with rank {other}", other)
+            while not self._store.check([f"copies/loaded/{self._loads}/{other}"]):
+                watch.stop_if_failed()
+                time.sleep(_LOADED_POLL)
 
     def _compare(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> None:
         """ValueError where copies are not equal. Once: from then on they get the same gradients."""

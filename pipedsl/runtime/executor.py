@@ -247,7 +247,8 @@ class Executor:
         words = ["training" if train else "evaluating"]
         words += [] if seed is None else [f"seed {seed}"]
         words += ["after renew_shapes()"] if self._exchange.renewed else []
-        words += ["after load_state_dict()"] if train and self._tied.reloaded else []
+        loaded = self._tied.reloaded or self._copies.reloaded
+        words += ["after load_state_dict()"] if train and loaded else []
         return ", ".join(words)
 
     def _run(

@@ -374,6 +374,22 @@ def test_copies_that_begin_unequal_on_one_rank(tmp_path: Path) -> None:
     assert all(says in error for error in refused(tmp_path, spoil, TWO_WAYS, 3))
 
 
+def test_state_that_one_rank_alone_takes_over(tmp_path: Path) -> None:
+    """It would compare its copies with those of ranks that do not."""
+    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    held = cut(module, mlp(2))
+
+    def body(pipe: Any, rank: int) -> None:
+        pipe.step(*data(module))
+        if rank == 1:
+            model = nn.ModuleList(held[rank])
+            pipe.load_state_dict(model, pipe.state_dict(model))
+        pipe.step(*data(module))
+
+    says = "step 2 (training) on rank 0, but step 2 (training, after load_state_dict()) on rank 1"
+    assert all(says in error for error in errors(pipelines(module, held, body)))
+
+
 def test_copies_of_two_kinds(tmp_path: Path) -> None:
     def narrow(held: dict[int, list[nn.Module]]) -> None:
         held[1][1] = mlp(2, width=5)[0]
