@@ -23,9 +23,12 @@ def clip_over_ranks(
     """Scale the gradients of `parameters` so that those of all ranks together have at most this norm; that norm before.
 
     `counted_elsewhere`: `id`s of parameters whose gradient another rank counts. Every rank computes with the same norm.
+    It is float64 where this rank has gradients of that type, float32 elsewhere.
     """
     norm_type = float(norm_type)
-    own = [q for q in dict.fromkeys(parameters) if q.grad is not None]
+    every = list(dict.fromkeys(parameters))
+    own = [q for q in every if q.grad is not None]
+    double = any((q if q.grad is None else q.grad).dtype is torch.float64 for q in every)
     counted: list[torch.Tensor] = [q.grad for q in own if q.grad is not None and id(q) not in counted_elsewhere]
     norms = [_norm(each, norm_type).to(device, torch.float64) for each in _by_mesh(counted)]
     norms.append(torch.zeros((), dtype=torch.float64, device=device))
@@ -41,7 +44,7 @@ def clip_over_ranks(
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in group:
             local_part(gradient).mul_(factor.to(gradient.dtype))
-    return norm.to(torch.float32)
+    return norm if double else norm.to(torch.float32)
 
 
 def _by_mesh(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -183,9 +183,10 @@ def a_parameter_tied_by_two_names(job: Job) -> None:
 
 @case
 def norms_of_all_kinds(job: Job) -> None:
-    for norm_type in (1.0, 2.0, 3.0, float("inf")):
+    kinds = [(1.0, torch.float32), (2.0, torch.float32), (3.0, torch.float64), (float("inf"), torch.float32)]
+    for norm_type, dtype in kinds:
         torch.manual_seed(4)
-        stages = mlp(P)
+        stages = [stage.to(dtype) for stage in mlp(P)]
         reference = copy.deepcopy(stages)
         pipe = job.pipeline("whole", stages)
         batch, targets = tokens(0)
