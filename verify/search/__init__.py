@@ -6,7 +6,8 @@ bound:
 - `bounds`: arguments that no order escapes give a first lower bound. Often it is met at once.
 - `greedy` and `tune`: list scheduling by habits, which are changed and kept where that is no worse. `steady`: the order
   of one period, enumerated and unrolled. `settle`: idle time filled from the begin and from the end (`mirror`) by
-  turns. `improve`: moves of one operation along the critical path.
+  turns. `improve`: moves of one operation along the critical path. `squeeze`: where these are too slow, the best order
+  of the rank that takes longest, the others as they are.
 - `close`: is there an order within a limit? `exact` asks z3 (`cpsat` another solver), one limit after another from the
   best down. `windows` says when each operation may start under the limit, and which pairs of a rank are in order then;
   `formula` writes the rest, one truth value for each pair that is open; `load` adds what follows from how much a rank

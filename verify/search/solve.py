@@ -27,6 +27,7 @@ from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.settle import settle
 from verify.search.shorter import good_manners, short_model
 from verify.search.spacing import Spacing
+from verify.search.squeeze import STATE, squeeze
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
 from verify.search.waves import waves
@@ -280,13 +281,20 @@ def _ride_waves(search: _Search) -> None:
 
 
 def _settle(search: _Search, rows: list[list[int]]) -> None:
-    """Idle time filled in orders, where that was not done yet. What is a little worse may become the best."""
+    """Idle time filled in orders, where that was not done yet. What is a little worse may become the best.
+
+    Where there are too many operations for moves of one, the longest rank is then put in its best order instead.
+    """
     if rows == search.settled or search.done or search.left <= 0.01:
         return
     search.settled = rows
     better, turns = settle(search.model, rows, search.stop)
     search.take(better, "idle time filled")
     search.work += FILLING * turns * len(search.model) / SCHEDULED
+    if MOST_FOR_MOVES < len(search.model) <= LARGE and not search.done and search.left > 0.01:
+        better, states = squeeze(search.model, better, search.enough, search.stop)
+        search.take(better, "best order of the longest rank")
+        search.work += STATE * states / SCHEDULED
 
 
 def _rounds(search: _Search) -> None:
