@@ -59,8 +59,6 @@ def read_states(folder: str) -> tuple[dict[str, list[RankState]], list[str]]:
         known = runs.setdefault(state.run, [])
         if any(each.rank == state.rank for each in known):
             problems.append(f"{path.name}: rank {state.rank} of this run has another file")
-        elif known and (known[0].title, known[0].ranks) != (state.title, state.ranks):
-            problems.append(f"{path.name}: of another pipeline than the other files of its run")
         else:
             known.append(state)
     ordered = sorted(runs.items(), key=lambda item: min(state.time for state in item[1]))
@@ -85,13 +83,16 @@ def summary(states: Sequence[RankState]) -> list[str]:
     when = datetime.fromtimestamp(min(state.time for state in states), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [f"{first.title}, step {max(state.step for state in states)}, {when}"]
     left = {state.rank: state for state in states}
-    for rank in range(first.ranks):
+    odd = {state.rank for state in states if (state.title, state.ranks) != (first.title, first.ranks)}
+    for rank in range(max(first.ranks, states[-1].rank + 1)):
         if rank not in left:
             lines.append(f"  rank {rank}: left no file (killed, stopped, or not in step())")
             continue
         state = left[rank]
         waits = "" if state.waits_for is None else f", waiting for rank {state.waits_for}"
-        lines.append(f"  rank {rank} ({state.host}, pid {state.pid}): at {state.call}{waits}, for {_seconds(state)} s")
+        other = f"with another file, {state.title}, " if rank in odd else ""
+        where = f"{other}at {state.call}{waits}, for {_seconds(state)} s"
+        lines.append(f"  rank {rank} ({state.host}, pid {state.pid}): {where}")
     for end in ends_of_waiting({state.rank: state.waits_for for state in states}):
         if len(end) > 1:
             lines.append(f"  ranks {', '.join(map(str, end))} wait for one another")

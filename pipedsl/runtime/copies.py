@@ -229,8 +229,10 @@ class Copies:
         others = self._swap_all(owners, own, watch, doing)
         unlike = {rank: torch.stack([(each != each[0]).any() for each in digests])}
         unlike.update({peer: own != other for peer, other in zip(_without(owners, rank), others, strict=True)})
-        for peer, differs in sorted(unlike.items()):
-            names = [each.name for each, found in zip(group, differs.tolist(), strict=True) if found]
+        found = {peer: differs.tolist() for peer, differs in sorted(unlike.items())}
+        watch.position.note(doing)  # nobody is waited for any longer
+        for peer, differs in found.items():
+            names = [each.name for each, unequal in zip(group, differs, strict=True) if unequal]
             if names:
                 where = f"ranks {min(rank, peer)} and {max(rank, peer)}" if peer != rank else f"rank {rank}"
                 more = f", nor {len(names) - 1} others" if len(names) > 1 else ""

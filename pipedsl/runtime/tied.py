@@ -127,6 +127,7 @@ class Tied:
             while not self._store.check([self._values_key(other)]):
                 watch.stop_if_failed()
                 time.sleep(_VALUES_POLL)
+            watch.position.note(f"comparing tied parameters with rank {other}")  # it is waited for no longer
             theirs = json.loads(self._store.get(self._values_key(other)))
             for name in sorted(own.keys() & theirs.keys()):
                 if own[name] != theirs[name]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,15 +300,67 @@ def test_what_is_no_state_file_is_said(text: str, tmp_path: Path) -> None:
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path, 0, 1)
     (tmp_path / "b.rank0.json").write_text(json.dumps(GOOD))
-    (tmp_path / "b.rank1.json").write_text(json.dumps({**GOOD, "rank": 1, "schedule": "y"}))
     (tmp_path / "b.rank2.json").mkdir()
     _, out, err = told(tmp_path)
     assert out.count("step 2") == 1
     assert err.splitlines() == [
         "b.rank0.json: rank 0 of this run has another file",
-        "b.rank1.json: of another pipeline than the other files of its run",
         f"b.rank2.json: not a state file: {os.strerror(21)}",
     ]
+
+
+def test_ranks_that_run_other_files_than_the_first(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    write(tmp_path, 1, None, schedule="y")
+    write(tmp_path, 3, None, params={"p": 4}, ranks=4)
+    _, out, err = told(tmp_path)
+    assert "  rank 1 (h, pid 7): with another file, y(p=3), at call 1, for 5.0 s\n" in out
+    assert "  rank 2: left no file" in out
+    assert "  rank 3 (h, pid 7): with another file, x(p=4), at call 3, for 5.0 s\n" in out
+    assert "  the waiting leads to rank 1, at call 1\n" in out
+    assert err == ""
+
+
+def test_a_rank_with_another_compiled_file(pipeline: Any, tmp_path: Path) -> None:
+    other = load(compiled.compile_to(tmp_path / "y.py", compiled.ONE_F_ONE_B, p=RANKS, m=M))
+
+    def body(wire: Any) -> None:
+        module = (pipeline, other)[wire.rank]
+        module.Pipeline(mlp(RANKS)[wire.rank], process_group=wire, timeout=30, post_mortem=tmp_path / "left")
+
+    assert all("runs another compiled file" in str(rank.error) for rank in run_ranks(Fabric(RANKS), body))
+    _, out, _ = told(tmp_path / "left")
+    assert "with another file, one_f_one_b(p=2, m=2), at making the pipeline" in out
+    assert "left no file" not in out
+
+
+def test_copies_that_begin_unequal_wait_for_nobody(pipeline: Any, tmp_path: Path) -> None:
+    """Tied ones, and those of a schedule that has copies."""
+    two_ways = load(compiled.compile_to(tmp_path / "y.py", compiled.TWO_WAYS, p=RANKS, m=1))
+
+    def body(wire: Any, module: Any, folder: str) -> None:
+        torch.manual_seed(wire.rank)
+        stages = [mlp(RANKS)[s] for s in module.stages_of(wire.rank)]
+        tied = {"x": stages[0][1 - wire.rank].weight} if module is pipeline else None
+        pipe = module.Pipeline(
+            stages,
+            functional.cross_entropy,
+            process_group=wire,
+            timeout=30,
+            tied=tied,
+            post_mortem=tmp_path / folder,
+        )
+        pipe.step(torch.randint(11, (2 * M,)), torch.randint(5, (2 * M,)))
+
+    for module, folder, says in (
+        (pipeline, "tied", "tied parameter 'x' has other values"),
+        (two_ways, "copies", "did not begin equal"),
+    ):
+        ranks = run_ranks(Fabric(RANKS), partial(body, module=module, folder=folder))
+        assert all(says in str(rank.error) for rank in ranks)
+        _, out, _ = told(tmp_path / folder)
+        assert says in out
+        assert "wait for one another" not in out
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
