@@ -28,6 +28,7 @@ RUNTIME_MODULES = (
     "plan",
     "tree",
     "extras",
+    "rules",
     "deferred",
     "chunk",
     "seeded",

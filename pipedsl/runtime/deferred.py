@@ -12,18 +12,18 @@ compiled code, of weights with hooks, and where the product is too small for wai
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
+
+from pipedsl.runtime.rules import RULES, Rule
 
 WORTH_DEFERRING = 1 << 24  # multiplications behind a gradient; to put one aside costs about as much as 1 << 20
-_PER_ENTRY = 32  # multiplications that take as long as to write and add one entry of a gradient
 _EXACT = (torch.Tensor, torch.nn.Parameter)  # no subclass, whose functions may be its own
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
 
@@ -31,131 +31,6 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 def run_backward(outputs: Sequence[torch.Tensor | GradientEdge], gradients: Sequence[torch.Tensor]) -> None:
     """`torch.autograd.backward`, without the 10 µs that it takes to look at the gradients' shapes in Python."""
     _run_backward(tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-class Rule(NamedTuple):
-    """How a kind of module is taken apart. `x`: its input; `g`: its output's gradient.
-
-    `worth`: (module, x) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
-    `settings`: of the module, what the others need to know besides tensors.
-    `run`: (module, x, weight, bias) to the output. `of_input`: (settings, g, x, weight) to the input's gradient.
-    `of_weight`: the same to the weight's. `of_bias`: (g) to the bias's. `add_of_weight`: (gradient, g, x), adds the
-    weight's where it is, if that can be done without having it on its own first.
-    """
-
-    worth: Callable[[Any, torch.Tensor], int]
-    settings: Callable[[Any], tuple[Any, ...]]
-    run: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-    of_input: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    of_weight: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    of_bias: Callable[[torch.Tensor], torch.Tensor]
-    add_of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] | None = None
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-
-
-def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = functional.linear(_rows(x), weight, bias)
-    if x.dim() != 2:  # a view, which `linear` would make, could not be written to in place behind a Function
-        y.resize_(*x.shape[:-1], y.shape[-1])
-    return y
-
-
-_LINEAR = Rule(
-    worth=lambda module, x: x.numel() * module.out_features if x.is_floating_point() else 0,
-    settings=lambda module: (),
-    run=_linear,
-    of_input=lambda _, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
-    of_weight=lambda _, g, x, weight: _rows(g).t().mm(_rows(x)),
-    of_bias=lambda g: _rows(g).sum(0),
-    add_of_weight=lambda gradient, g, x: gradient.addmm_(_rows(g).t(), _rows(x)),
-)
-
-
-def _convolution_worth(module: Any, x: torch.Tensor) -> int:
-    kept = type(module)._conv_forward in _CONVOLVE and "_conv_forward" not in vars(module)
-    plain = kept and module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
-    if not plain or x.dim() != module.weight.dim():  # else without a batch
-        return 0
-    places = x.numel() // x.shape[1]
-    for stride in module.stride:
-        places //= stride
-    return places * int(module.weight.numel())
-
-
-def _convolution(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y: torch.Tensor = module._conv_forward(x, weight, bias)
-    return y
-
-
-def _convolution_settings(module: Any) -> tuple[Any, ...]:
-    stride = tuple(module.stride)
-    return stride, module.padding, tuple(module.dilation), False, (0,) * len(stride), module.groups
-
-
-def _convolution_backward(
-    settings: tuple[Any, ...], g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, of: int
-) -> torch.Tensor:
-    """aten's backward of a convolution: the gradient of the input (`of` = 0) or the weight (1)."""
-    mask = [of == 0, of == 1, False]
-    found: torch.Tensor = torch.ops.aten.convolution_backward(g, x, weight, None, *settings, mask)[of]
-    return found
-
-
-# The classes' own: a subclass may make other weights of `weight` there.
-_CONVOLVE = (torch.nn.Conv1d._conv_forward, torch.nn.Conv2d._conv_forward, torch.nn.Conv3d._conv_forward)
-_CONVOLUTION = Rule(
-    worth=_convolution_worth,
-    settings=_convolution_settings,
-    run=_convolution,
-    of_input=partial(_convolution_backward, of=0),
-    of_weight=partial(_convolution_backward, of=1),
-    of_bias=lambda g: g.sum([0, *range(2, g.dim())]),
-)
-
-
-def _embedding_worth(module: Any, x: torch.Tensor) -> int:
-    plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
-    return _PER_ENTRY * int(module.weight.numel()) if plain else 0  # the gradient has a row for every word
-
-
-def _embedding(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    y = functional.embedding(x, weight, module.padding_idx)
-    own: torch.Tensor = torch.ops.aten._unsafe_view.default(y, y.shape)  # it is a view, too
-    return own
-
-
-def _embedding_of_weight(
-    settings: tuple[Any, ...], g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    (padding,) = settings
-    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(g, x, len(weight), padding, False)
-    return found
-
-
-def _nothing(*_: Any) -> torch.Tensor:
-    raise AssertionError("words have no gradient, and an embedding no bias")
-
-
-_EMBEDDING = Rule(
-    worth=_embedding_worth,
-    settings=lambda module: (-1 if module.padding_idx is None else module.padding_idx,),
-    run=_embedding,
-    of_input=_nothing,
-    of_weight=_embedding_of_weight,
-    of_bias=_nothing,
-)
-
-# By the `forward` that a module runs, which subclasses may have kept.
-_RULES: dict[Any, Rule] = {
-    torch.nn.Linear.forward: _LINEAR,
-    torch.nn.Conv1d.forward: _CONVOLUTION,
-    torch.nn.Conv2d.forward: _CONVOLUTION,
-    torch.nn.Conv3d.forward: _CONVOLUTION,
-    torch.nn.Embedding.forward: _EMBEDDING,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +123,7 @@ class Deferral:
         self._places = [
             (vars(module), _Forward(self, module, rule))
             for module in _run_by_python(self.stage)
-            if (rule := _RULES.get(type(module).forward)) and "forward" not in vars(module)
+            if (rule := RULES.get(type(module).forward)) and "forward" not in vars(module)
             if _are_own(module)
             and _can_wait(getattr(module, "weight", None))
             and _may_be_bias(getattr(module, "bias", None))
