@@ -23,7 +23,7 @@ from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
 
 _BUCKET = 1 << 24  # bytes that are sent at once, so that small gradients cost no message each
-_LOADED_POLL = 0.001  # seconds between two looks for a rank that has loaded a state, too
+_STORE_POLL = 0.001  # seconds between two looks for what another rank sets
 _DIGEST_CHUNK = 1 << 20  # words that a digest looks at together
 _MIX = (-7046029254386353131, -4417276706812531889)  # odd constants, without any pattern
 
@@ -76,6 +76,8 @@ class Copies:
         self._groups: dict[tuple[int, ...], list[_Shared]] = {}  # by their owners
         self._compared = False
         self._loads = 0  # since which copies have been compared
+        self._readers = sorted({owner for s, owner in enumerate(plan.placement) if plan.is_first(s)})  # of the batch
+        self._rows: tuple[int, int] | None = None  # as agreed
 
     def _look(self, stages: Mapping[int, torch.nn.Module], loss_fn: Any) -> list[Held]:
         modules = [(stage, module) for stage, module in stages.items()]
@@ -141,16 +143,19 @@ class Copies:
         """Whether the next training step has to compare values that were loaded since the one before."""
         return bool(self._plan.copies) and self._loads > 0 and not self._compared
 
-    def begin(self, watch: Watch) -> None:
+    def begin(self, watch: Watch, rows: int, agreement: int) -> None:
         """A step begins: what earlier ones have summed stays with one copy alone, to count once in the next sum.
 
-        ValueError, before the first one, where copies begin with other values: they would never become equal.
+        `rows`: of a microbatch, 0 on ranks that are given no batch; `agreement`: how often sizes have been free to
+        change. ValueError, before the first one, where copies begin with other values: they would never become equal.
         """
         if any(q.requires_grad != was for q, was in zip(self._parameters, self._trained, strict=True)):
             raise ValueError(
                 "parameters have been frozen or unfrozen since this Pipeline was made; make a new one on every rank, "
                 "so that all copies of a stage sum the same gradients"
             )
+        if rows and len(self._readers) > 1:
+            self._compare_rows(rows, agreement, watch)
         if self.reloaded:
             self._meet(watch)
         for owners, group in sorted(self._groups.items()):
@@ -210,15 +215,45 @@ class Copies:
                 assert q.grad is not None
                 local_part(q.grad).copy_(part)
 
+    def _compare_rows(self, rows: int, agreement: int, watch: Watch) -> None:
+        """ValueError where copies are given batches of several sizes, whose rows would not count alike.
+
+        By the store, in the first step and where sizes may have changed.
+        """
+        if self._rows == (agreement, rows):
+            return
+        m = self._plan.microbatches
+        if self._rows is not None and self._rows[0] == agreement:
+            raise ValueError(
+                f"the batch has {rows * m} rows, {self._rows[1] * m} in the steps before; call renew_shapes() on "
+                "every rank before a step of another size"
+            )
+        me, key = self._wire.rank, f"copies/rows/{agreement}"
+        self._store.set(f"{key}/{me}", str(rows))
+        for other in _without(self._readers, me):
+            self._await(f"{key}/{other}", "comparing the sizes of batches", other, watch)
+            theirs = int(self._store.get(f"{key}/{other}"))
+            if theirs != rows:
+                raise ValueError(
+                    f"the batch has {rows * m} rows on rank {me}, but {theirs * m} on rank {other}; the first stage of "
+                    "every copy must be given the whole batch"
+                )
+        self._rows = (agreement, rows)
+
     def _meet(self, watch: Watch) -> None:
         """Wait for all ranks by the store: messages to one that has loaded nothing would be taken for others."""
         me = self._wire.rank
         self._store.set(f"copies/loaded/{self._loads}/{me}", "")
         for other in _without(range(self._wire.size), me):
-            watch.position.note(f"comparing the copies of stages with rank {other}", other)
-            while not self._store.check([f"copies/loaded/{self._loads}/{other}"]):
-                watch.stop_if_failed()
-                time.sleep(_LOADED_POLL)
+            self._await(f"copies/loaded/{self._loads}/{other}", "comparing the copies of stages", other, watch)
+
+    def _await(self, key: str, doing: str, peer: int, watch: Watch) -> None:
+        """Until another rank has set a key."""
+        watch.position.note(doing, peer)
+        while not self._store.check([key]):
+            watch.stop_if_failed()
+            time.sleep(_STORE_POLL)
+        watch.position.note(doing)
 
     def _compare(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> None:
         """ValueError where copies are not equal. Once: from then on they get the same gradients."""

@@ -82,7 +82,7 @@ class Exchange:
         self._train = True
         self._warm = False
         self._presence = Presence(self._store, watch, ahead=wire.in_order)
-        self._agreement = 0  # how often the layouts have been forgotten
+        self.agreement = 0  # how often the layouts have been forgotten
         self.renewed = False  # since the last step
         self._tags = 0  # what is added to those of this step's messages
         self._steps = 0
@@ -97,7 +97,7 @@ class Exchange:
         self._tags = step_tag(kind, span)
         self.renewed = False
         if train:
-            self._presence.begin(self._agreement, self._steps)
+            self._presence.begin(self.agreement, self._steps)
         if not self._warm:
             self._warm_up(calls)
             self._warm = True
@@ -105,7 +105,7 @@ class Exchange:
     def forget_layouts(self) -> None:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
-        self._agreement += not self.renewed
+        self.agreement += not self.renewed
         self.renewed = True
 
     def stop(self) -> None:
@@ -293,7 +293,7 @@ class Exchange:
     # ------------------------------------------------------------- layouts not known yet
 
     def _layout_key(self, boundary: int) -> str:
-        return f"layout/{self._agreement}/{'train' if self._train else 'eval'}/{boundary}"
+        return f"layout/{self.agreement}/{'train' if self._train else 'eval'}/{boundary}"
 
     def _look_up(self, boundary: int) -> Layout | None:
         """The layout of what goes to stage `boundary`, if its sender has published it."""

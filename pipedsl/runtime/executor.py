@@ -282,7 +282,7 @@ class Executor:
             given.compare_rows(rows)
         if train:
             self._tied.begin(self._watch)
-            self._copies.begin(self._watch)
+            self._copies.begin(self._watch, rows, self._exchange.agreement)
         self._marks = given.marks
         self._loop.run(given, self._clock)
         if not last:

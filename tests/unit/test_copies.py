@@ -390,6 +390,42 @@ def test_state_that_one_rank_alone_takes_over(tmp_path: Path) -> None:
     assert all(says in error for error in errors(pipelines(module, held, body)))
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_copies_that_are_given_batches_of_two_sizes(later: bool, tmp_path: Path) -> None:
+    """At first, and after sizes were free to change; each rank's targets are for its own batch."""
+    module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS, p=2, m=2))
+    held = cut(module, mlp(2))
+
+    def step(pipe: Any, rows: int) -> Any:
+        return pipe.step(torch.zeros(rows).long(), torch.zeros(rows).long())
+
+    def body(pipe: Any, rank: int) -> None:
+        if later:
+            for rows in (8, 16):
+                step(pipe, rows)
+                pipe.renew_shapes()
+        step(pipe, 8 + 4 * rank)
+
+    said = errors(pipelines(module, held, body))
+    ways = {f"the batch has {8 + 4 * r} rows on rank {r}, but {12 - 4 * r} on rank {1 - r}" for r in range(2)}
+    assert all(any(way in error for way in ways) for error in said)
+
+
+def test_batches_of_another_size_where_copies_have_one_stage(tmp_path: Path) -> None:
+    """No message between stages would show it."""
+    text = TIED_APART.replace("stages 2", "stages 1").replace("2 + s", "1")
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=2, m=1))
+    held = cut(module, mlp(1))
+
+    def body(pipe: Any, rank: int) -> None:
+        for rows in (4, 4, 8 - 4 * rank):
+            pipe.step(torch.zeros(rows).long(), torch.zeros(rows).long())
+
+    assert all(
+        "the batch has 8 rows, 4 in the steps before" in error for error in errors(pipelines(module, held, body))
+    )
+
+
 def test_copies_of_two_kinds(tmp_path: Path) -> None:
     def narrow(held: dict[int, list[nn.Module]]) -> None:
         held[1][1] = mlp(2, width=5)[0]
