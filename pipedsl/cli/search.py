@@ -216,16 +216,18 @@ def _finish(
         write(text)
     elif output is not None:
         write_atomically(output, text)
-    if form == "json":
-        print_json({**search_document(result, every), "sched": text})
-    else:
-        print_diagnostics(result.report.diagnostics, color, err=output == "-")
-        print_lines(search_lines(result, every), color, err=output == "-")
-    if certificate is not None:
-        from pipedsl.cli.evidence import write_search_evidence
+    try:
+        if form == "json":
+            print_json({**search_document(result, every), "sched": text})
+        else:
+            print_diagnostics(result.report.diagnostics, color, err=output == "-")
+            print_lines(search_lines(result, every), color, err=output == "-")
+    finally:  # written also where nobody reads the report to its end
+        if certificate is not None:
+            from pipedsl.cli.evidence import write_search_evidence
 
-        for text in write_search_evidence(result, certificate):
-            click.echo(text, err=True)
+            for text in write_search_evidence(result, certificate):
+                click.echo(text, err=True)
     finish(exit_status(result.report))
 
 

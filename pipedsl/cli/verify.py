@@ -99,21 +99,23 @@ def command(
     result = check_file(file, params, transports, limits, profile, batch_limit)
     status = exit_status(result.report)
     found = () if advice is False else advise(result, thorough=advice is True, limits=limits)
-    if form == "text":
-        print_result(result, file, color)
-        if found:
-            print_lines([line()], color)
-            print_diagnostics(found, color)
-    else:
-        _write(result, found, form, file, status)
-    if certificate is not None:
-        from pipedsl.cli.evidence import write_certificate
+    try:
+        if form == "text":
+            print_result(result, file, color)
+            if found:
+                print_lines([line()], color)
+                print_diagnostics(found, color)
+        else:
+            _write(result, found, form, file, status)
+    finally:  # written also where nobody reads the report to its end
+        if certificate is not None:
+            from pipedsl.cli.evidence import write_certificate
 
-        click.echo(write_certificate(result, certificate), err=True)
-    if fix:
-        from pipedsl.cli.evidence import write_mended
+            click.echo(write_certificate(result, certificate), err=True)
+        if fix:
+            from pipedsl.cli.evidence import write_mended
 
-        click.echo(write_mended(result, file, output), err=True)
+            click.echo(write_mended(result, file, output), err=True)
     finish(status)
 
 

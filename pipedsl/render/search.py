@@ -58,11 +58,13 @@ def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line
 
 
 def every_text(result: SearchResult, every: EveryM) -> str:
-    """`from 8 on in steps of 2, proved: makespan 41 here, 5 more for each`."""
+    """`from 8 on in steps of 2, proved: makespan 41 here, 5 more for each above`."""
     steps = f" in steps of {every.period}" if every.period > 1 else ""
     above = f" ({percent(every.loss)} above)" if every.loss else ""
     value, slope = number(every.value), number(every.slope)
-    return f"from {every.shortest} on{steps}, proved: {result.objective} {value} here{above}, {slope} more for each"
+    return (
+        f"from {every.shortest} on{steps}, proved: {result.objective} {value} here{above}, {slope} more for each above"
+    )
 
 
 def search_document(result: SearchResult, every: EveryM | None = None) -> Json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +116,19 @@ def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     asked = ("search", *ASKED, "-D", "cap=2")
     assert "pip install 'pipedsl[cpsat]'" in run(*asked, "--engine", "cpsat", status=2).output
     assert "z3 refuted a smaller one" in run(*asked, "--engine", "auto").output
+
+
+@pytest.mark.parametrize("command", [["verify", "zb_h1"], ["search", "zero_bubble", "--no-cache"]])
+def test_evidence_is_written_though_nobody_reads_the_report(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "proof.json"
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [*command, "-D", "p=2", "-D", "m=4", "--certificate", str(path)]
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pipedsl", *arguments], stdout=write, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    finally:
+        os.close(write)
+    assert "Traceback" not in ended.stderr
+    assert json.loads(path.read_text())["version"] == 1
