@@ -68,9 +68,8 @@ class Both:
         output = chunk.forward(0, Arrived(TENSOR, [self.x], [True], 1), {})
         chunk.keep(0, [output])
         times = [began, time.thread_time()]
-        for backward in (chunk.backward_input,) if split else (chunk.backward,):
-            backward(0, [self.gradient])
-            times.append(time.thread_time())
+        (chunk.backward_input if split else chunk.backward)(0, [self.gradient])
+        times.append(time.thread_time())
         if split:
             chunk.backward_weight(0)
             times.append(time.thread_time())

@@ -564,6 +564,16 @@ def frozen_bias_for_once(linear: nn.Linear) -> Any:
     return run
 
 
+def frozen_weight_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.weight.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.weight.requires_grad_(True)
+        return y + linear(x)
+
+    return run
+
+
 def doubled_bias(linear: nn.Linear) -> None:
     parametrizations_of(linear, "bias")
 
@@ -614,6 +624,7 @@ CHANGES: dict[str, Callable[[], nn.Module]] = {
     "a parametrized bias": lambda: Changes(nothing, before=doubled_bias),
     "a pruned bias": lambda: Changes(nothing, before=pruned_bias),
     "frozen for one use": lambda: Changes(frozen_for_once),
+    "a weight frozen for one use": lambda: Changes(frozen_weight_for_once),
     "a bias frozen for one use": lambda: Changes(frozen_bias_for_once),
     "a hook from the first forward on": lambda: Changes(hooked),
     "a copy made in the forward": lambda: Changes(copied),
