@@ -23,6 +23,7 @@ class CallKind(IntEnum):
     ISEND = 3
     IRECV = 4
     WAIT = 5
+    REDUCE = 6
 
 
 class BufferUse(IntEnum):
@@ -49,6 +50,23 @@ class Buffers:
     def of_rows(self, rows: Ints, kind: Ints) -> Buffers:
         """The same for calls made of these rows, whose kinds may be other ones than here: a wait has no buffer."""
         return Buffers(np.where(kind == CallKind.WAIT, -1, self.number[rows]), self.use[rows], self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Reductions:
+    """What REDUCE calls sum. `group`: (calls,), the number of it, -1 for other calls.
+
+    `names[group]`: as `stage 2`; `ranks[group]`: those that take part, in order. The k-th call of a rank meets the k-th
+    of each of the others.
+    """
+
+    group: Ints
+    names: Sequence[str] = field(repr=False)
+    ranks: Sequence[tuple[int, ...]] = field(repr=False)
+
+    def of_rows(self, rows: Ints) -> Reductions:
+        """The same for calls made of these rows."""
+        return Reductions(self.group[rows], self.names, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,8 @@ class Calls:
     among its rank's, or -1. `op`: the Program row that the call belongs to (the computation, the operation that
     made or wants the message), or -1. `order`: a position of each call in one global order, both ends of a message
     in the same place, if whoever made the calls knows one; a hint that the verifier checks and does not trust.
-    `buffers`: where the calls name what they send from and receive into.
+    `buffers`: where the calls name what they send from and receive into. `reductions`: where there are REDUCE calls.
+    A REDUCE holds its rank, host and all, until it has ended.
     """
 
     offsets: Ints
@@ -106,6 +125,7 @@ class Calls:
     tags: Sequence[str] = field(repr=False)
     order: Ints | None = None
     buffers: Buffers | None = None
+    reductions: Reductions | None = None
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -131,5 +151,11 @@ class Calls:
             return "compute"
         if kind is CallKind.WAIT:
             return f"wait {self.request[row]}"
+        if kind is CallKind.REDUCE:
+            assert self.reductions is not None
+            group, rank = int(self.reductions.group[row]), int(self.rank_of()[row])
+            others = [str(other) for other in self.reductions.ranks[group] if other != rank]
+            where = f" with rank{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+            return f"reduce {self.reductions.names[group]}{where}"
         to = "to" if kind in (CallKind.SEND, CallKind.ISEND) else "from"
         return f"{kind.name.lower()} {self.tags[int(self.tag[row])]} {to} rank {self.peer[row]}"

@@ -2,6 +2,7 @@
 
 `k` counts a rank's non-blocking requests from 0; a batch is one request. Computations are not written. Messages may
 name their buffer in a fourth place, and a rank may say what it does with one: `["read" | "write" | "free", name]`.
+`["reduce", [rank, ...], name]` sums something over these ranks, each of which says so as often.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipedsl.calls import Buffers, BufferUse, CallKind, Calls
+from pipedsl.calls import Buffers, BufferUse, CallKind, Calls, Reductions
 from pipedsl.diagnostics import Diagnostic, DiagnosticError
 
 _MESSAGES = {kind.name.lower(): kind for kind in (CallKind.SEND, CallKind.RECV, CallKind.ISEND, CallKind.IRECV)}
@@ -24,16 +25,29 @@ class _Rows:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.columns: tuple[list[int], ...] = ([], [], [], [], [], [], [])  # kind, peer, tag, request, batch, buffers
+        # kind, peer, tag, request, batch, buffer, its use, reduction
+        self.columns: tuple[list[int], ...] = ([], [], [], [], [], [], [], [])
         self.tags: dict[str, int] = {}
         self.buffers: dict[str, int] = {}
+        self.reductions: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def add(self, kind: CallKind, request: int, batch: int, message: _Message | None = None) -> None:
         peer, tag, buffer = (-1, -1, -1) if message is None else self._numbers(message)
-        self._append(kind, peer, tag, request, batch, buffer, BufferUse.NONE)
+        self._append(kind, peer, tag, request, batch, buffer, BufferUse.NONE, -1)
 
     def use(self, use: BufferUse, buffer: str) -> None:
-        self._append(CallKind.COMPUTE, -1, -1, -1, -1, self._buffer(buffer), use)
+        self._append(CallKind.COMPUTE, -1, -1, -1, -1, self._buffer(buffer), use, -1)
+
+    def reduce(self, name: str, ranks: tuple[int, ...]) -> None:
+        group = self.reductions.setdefault((name, ranks), len(self.reductions))
+        self._append(CallKind.REDUCE, -1, -1, -1, -1, -1, BufferUse.NONE, group)
+
+    def reduced(self) -> Reductions | None:
+        """What is summed, if anything is."""
+        if not self.reductions:
+            return None
+        names, ranks = zip(*self.reductions, strict=True)
+        return Reductions(np.array(self.columns[7], np.int64), names, ranks)
 
     def named(self) -> Buffers | None:
         """The buffers, if there are any."""
@@ -78,6 +92,8 @@ def read_calls(document: Any) -> Calls:
                     rows.add(CallKind.WAIT, k, -1)
                 case [str(use), str(buffer)] if use in _USES:
                     rows.use(_USES[use], buffer)
+                case ["reduce", list(group), str() | int() as name]:
+                    rows.reduce(str(name), _group(group, number, rows.ranks, where))
                 case ["batch", list(members)] if members:
                     for member in members:
                         message = _message(member, rows.ranks, f"{where} (a batch)")
@@ -94,7 +110,7 @@ def read_calls(document: Any) -> Calls:
     kinds, peers, tags, request, batch = (np.array(column, np.int64) for column in rows.columns[:5])
     op = np.full(len(kinds), -1, np.int64)
     at = np.array(offsets, np.int64)
-    return Calls(at, kinds, peers, tags, request, batch, op, tuple(rows.tags), buffers=rows.named())
+    return Calls(at, kinds, peers, tags, request, batch, op, tuple(rows.tags), None, rows.named(), rows.reduced())
 
 
 def write_calls(calls: Calls) -> dict[str, Any]:
@@ -118,6 +134,15 @@ def _message(call: Any, ranks: int, where: str) -> _Message:
             raise _error(f"{where}: expected {forms}")
 
 
+def _group(ranks: list[Any], own: int, count: int, where: str) -> tuple[int, ...]:
+    """The ranks of a reduction, in order."""
+    if not all(type(rank) is int and 0 <= rank < count for rank in ranks) or len(set(ranks)) < len(ranks):
+        raise _error(f"{where}: a reduce names ranks from 0 to {count - 1}, each once")
+    if own not in ranks:
+        raise _error(f"{where}: a reduce names its own rank too")
+    return tuple(sorted(ranks))
+
+
 def rank_calls(calls: Calls, rank: int) -> list[Any]:
     """One rank's part of it."""
     written: list[Any] = []
@@ -130,6 +155,10 @@ def rank_calls(calls: Calls, rank: int) -> list[Any]:
             continue
         if kind is CallKind.WAIT:
             written.append(["wait", int(calls.request[row])])
+            continue
+        if kind is CallKind.REDUCE and calls.reductions is not None:
+            group = int(calls.reductions.group[row])
+            written.append(["reduce", list(calls.reductions.ranks[group]), calls.reductions.names[group]])
             continue
         message = [kind.name.lower(), int(calls.peer[row]), calls.tags[int(calls.tag[row])]]
         if buffers is not None and buffers.number[row] >= 0:

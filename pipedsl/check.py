@@ -50,7 +50,7 @@ from pipedsl.syntax import (
     Word,
 )
 
-COSTS = ("F", "I", "W", "B", "send")
+COSTS = ("F", "I", "W", "B", "send", "REDUCE")
 OBJECTIVES = ("makespan", "span")
 METRICS = ("makespan", "bubble", "span", "span_bubble")
 RANK_METRICS = ("peak", "memory")
@@ -58,7 +58,7 @@ RANK_VARIABLE = "r"
 """The name that ranges over all ranks in a claim."""
 
 MEMORY_NAMES = ("activation", "held_by_w", "input", "output", "weights", "gradients", "optimizer", "cap")
-PLANNED_KINDS = ("OFFLOAD", "RELOAD", "RECOMPUTE", "REDUCE")
+PLANNED_KINDS = ("OFFLOAD", "RELOAD", "RECOMPUTE")
 
 Type = Literal["number", "truth"] | None
 """What an expression is known to give; None when only its arguments can tell."""
@@ -89,7 +89,7 @@ def check(schedule: Schedule, limits: Limits | None = None, searching: bool = Fa
 
     `searching`: open orders are what is looked for; without it they are a mistake (PD601).
     """
-    checker = _Checker(schedule, frozenset(item.name for item in replicas_of(schedule)))
+    checker = _Checker(schedule, frozenset(item.name for item in replicas_of(schedule)), searching)
     try:
         check_depth(schedule, limits or Limits())
     except DiagnosticError as error:
@@ -145,6 +145,7 @@ class _Checker:
 
     schedule: Schedule
     replicas: frozenset[str]
+    searching: bool = False
     found: list[Diagnostic] = field(default_factory=list)
     functions: dict[str, Function] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
@@ -372,8 +373,12 @@ class _Checker:
         return scope
 
     def operation(self, op: Op, scope: _Scope) -> None:
-        if op.kind == "REDUCE":
-            self.planned("`REDUCE`", op.span, "leave it out: gradients of replicas are summed at the end of a step")
+        if op.kind == "REDUCE" and self.searching:
+            help_ = "leave it out, and write it into what search finds"
+            self.planned("`REDUCE` in a search problem", op.span, help_)
+        elif op.kind == "REDUCE" and op.index is not None:
+            message = "`REDUCE` has no microbatch: it sums the gradients of all of them"
+            self.say("PD205", message, op.index.span, "leave the brackets out; `REDUCE@c` names the chunk")
         elif op.kind in PLANNED_KINDS:
             self.planned(f"`{op.kind}`", op.span)
         if op.chunk is not None and not (isinstance(op.chunk, Name) and op.chunk.id in self.replicas):

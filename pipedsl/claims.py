@@ -22,7 +22,7 @@ from pipedsl.syntax import Binary, Call, Claim, Compare, ExpectBlock, Expr, Func
 
 FLIPPED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 SCALES = (1, 1_000, 1_000_000_000)
-POINTS = ((2, 3, 5, 7), (7, 5, 3, 2), (1, 10, 100, 30), (30, 1, 7, 100))
+POINTS = ((2, 3, 5, 7, 11), (7, 5, 3, 2, 1), (1, 10, 100, 30, 300), (30, 1, 7, 100, 10))
 """Costs to try a claim at, beside those along the axes."""
 
 

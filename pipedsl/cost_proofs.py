@@ -1,8 +1,8 @@
 """Claims about time for every cost: the facts that a proof rests on.
 
 The makespan f is a maximum of linear forms in the costs with coefficients >= 0: one for every path through the
-dependencies. So it is convex, and f(t * c) = t * f(c). From that, for all costs c >= 0, with e_k the cost vector
-that is 1 at k and 0 elsewhere:
+dependencies, REDUCEs that meet being one node. So it is convex, and f(t * c) = t * f(c). From that, for all costs
+c >= 0, with e_k the cost vector that is 1 at k and 0 elsewhere:
 
 * f(c) <= sum of c_k * f(e_k); hence `f <= L` for a linear form L holds everywhere iff f(e_k) <= L(e_k) for all k;
 * f is linear iff f(1, ..., 1) is the sum of the f(e_k): the difference of the two sides of the line above is concave
@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipedsl.program import COMPUTE, Costs, Kind, Program
+from pipedsl.program import WORK, Costs, Kind, Program
 from pipedsl.simulate import Metrics
 from pipedsl.symbolic import Ratio
 
@@ -34,10 +34,10 @@ Vector = tuple[Fraction, ...]
 
 STEP = Fraction(1, 1 << 20)
 INSIDE: tuple[tuple[int, ...], ...] = (
-    (1009, 701, 433, 293, 587),
-    (401, 1013, 89, 7, 59),
-    (97, 211, 1021, 31, 61),
-    (503, 499, 509, 11, 521),
+    (1009, 701, 433, 293, 587, 349),
+    (401, 1013, 89, 7, 59, 17),
+    (97, 211, 1021, 31, 61, 5),
+    (503, 499, 509, 11, 521, 127),
 )
 """Points where subgradients are taken; the first entries of each are used. Few paths are equally long there."""
 
@@ -47,7 +47,7 @@ class Domain:
     """The costs that a claim leaves open, each >= 0 and the same for every stage; the others are as the file has them.
 
     `names` are the independent ones. `split`: B means I + W, as the program or the claim has I or W. `kinds`: those of
-    the program's computations.
+    the program's work.
     """
 
     names: tuple[str, ...]
@@ -61,8 +61,8 @@ class Domain:
         split = bool(named & {"I", "W"} or np.isin(program.kind, (Kind.I, Kind.W)).any())
         if split and "B" in named:
             named = (named - {"B"}) | {"I", "W"}
-        names = tuple(name for name in ("F", "B", "I", "W", "send") if name in named)
-        kinds = tuple(kind for kind in COMPUTE if (program.kind == kind).any())
+        names = tuple(name for name in ("F", "B", "I", "W", "send", "REDUCE") if name in named)
+        kinds = tuple(kind for kind in WORK if (program.kind == kind).any())
         return Domain(names, split, program.costs, program.stages, kinds)
 
     @cached_property
@@ -92,7 +92,8 @@ class Domain:
         backward = of("B", self.own.backward)
         if self.split and ("I" in self.names or "W" in self.names):
             backward = tuple(i + w for i, w in zip(backward_input, backward_weight, strict=True))
-        return Costs(of("F", self.own.forward), backward, backward_input, backward_weight, of("send", self.own.send))
+        send, reduce = of("send", self.own.send), of("REDUCE", self.own.reduce)
+        return Costs(of("F", self.own.forward), backward, backward_input, backward_weight, send, reduce)
 
 
 @dataclass

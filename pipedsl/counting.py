@@ -1,4 +1,7 @@
-"""Which microbatch each operation of a rank takes: the next of its kind and chunk, or the one it names."""
+"""Which microbatch each operation of a rank takes: the next of its kind and chunk, or the one it names.
+
+A REDUCE takes none.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipedsl.diagnostics import Diagnostic, Label
-from pipedsl.program import Ints
+from pipedsl.program import Ints, Kind
 from pipedsl.replicas import Named
 from pipedsl.syntax import Op
 from pipedsl.words import Operations
@@ -16,7 +19,7 @@ from pipedsl.words import Operations
 def number_microbatches(
     operations: Operations, kind: Ints, ops: Sequence[Op], microbatches: int, chunks: int, named: Named
 ) -> tuple[Ints, list[Diagnostic]]:
-    """Microbatch of every row, and what is wrong with them: PD203 and PD205.
+    """Microbatch of every row, -1 where it has none, and what is wrong with them: PD203 and PD205.
 
     `kind`: of every row, shape as `operations.op`. `named`: the chunks of each replica.
     """
@@ -24,7 +27,7 @@ def number_microbatches(
     counted = operations.index < 0
     microbatch = operations.index.copy()
     found = _mixtures(operations, group, counted, ops, chunks)
-    rows = np.flatnonzero(counted)
+    rows = np.flatnonzero(counted & (kind != Kind.REDUCE))
     if len(rows):
         order = rows[np.argsort(group[rows], kind="stable")]
         sorted_group = group[order]

@@ -15,6 +15,7 @@ class Dependencies:
     """The rows that each row needs; (operations,) each, -1 for none.
 
     `local`: of the same stage and microbatch. B and I need F, W needs I, SEND_F needs F, SEND_B needs B or I.
+    REDUCE needs the last B or W of its stage, and so all of them, as they run one after another.
     `upstream`: the neighbouring stage's. F(s) needs F(s - 1), B and I of s need B or I of s + 1; where the program
     places communication itself, the SEND that carries it. `posted`: the RECV that the data arrives in, if written.
     """
@@ -55,6 +56,14 @@ def dependencies(program: Program) -> Dependencies:
     is_weights = program.kind == Kind.W
     local[is_backward] = forward[cell[is_backward]]
     local[is_weights] = rows_by_cell(program, cell, Kind.I)[cell[is_weights]]
+
+    reduces = np.flatnonzero(program.kind == Kind.REDUCE)
+    if len(reduces):
+        place = program.replica.astype(np.int64) * program.stages + program.stage
+        ends = np.flatnonzero(np.isin(program.kind, (Kind.B, Kind.W)))
+        last: Ints = np.full(program.placement.size, -1, np.int64)
+        np.maximum.at(last, place[ends], ends)
+        local[reduces] = last[place[reduces]]
 
     has_previous = is_forward & (program.stage > 0)
     has_next = is_backward & (program.stage < program.stages - 1)

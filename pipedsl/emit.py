@@ -52,6 +52,7 @@ RUNTIME_MODULES = (
     "scaling",
     "checkpoint",
     "data_parallel",
+    "reductions",
     "executor",
 )
 _PACKAGE = "pipedsl.runtime"
@@ -91,7 +92,8 @@ def _text(program: Program, calls: Calls, source: Source, transports: Mapping[st
         f"PLACEMENT = {copies if names else copies[0]}  # the rank of every stage{', of each copy' if names else ''}\n"
         f"TRANSPORTS = {json.dumps(dict(transports))}\n"
         f'FINGERPRINT = "{fingerprint}"  # of the schedule\'s text, the parameters, the calls, and what runs them\n',
-        "# Every rank's calls, in order: `F stage microbatch line`, `isend message peer line`, `wait request line`.\n"
+        "# Every rank's calls, in order: `F stage microbatch line`, `REDUCE stage line`,\n"
+        "# `isend message peer line`, `wait request line`.\n"
         "# Message F3@1 is microbatch 3's activation to stage 1, B3@1 its gradient; lines are the schedule's.\n"
         f"{_numbers(program, names)}"
         f"CALLS = (\n{data})\n",
@@ -176,6 +178,8 @@ def _lines(program: Program, calls: Calls, rank: int) -> Iterator[str]:
         if kind == CallKind.COMPUTE:
             operation = names[Kind(int(program.kind[op]))]
             yield f"{operation} {stage[op]} {microbatch[op]} {line}"
+        elif kind == CallKind.REDUCE:
+            yield f"REDUCE {stage[op]} {line}"
         elif kind == CallKind.WAIT:
             yield f"wait {request} {line}"
         else:

@@ -9,6 +9,8 @@ checks this order, it does not trust it).
 Waits: a receive's right before the computation that needs it; a forward send's right before the backward that frees
 its activation; a gradient send's before the second next gradient send of its channel, or at the end.
 
+A REDUCE is one item of the order too, in the programs of all ranks that take part.
+
 A program that places its own communication is lowered as written.
 """
 
@@ -18,9 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipedsl.calls import CallKind, Calls, MessageTags
+from pipedsl.calls import CallKind, Calls, MessageTags, Reductions
 from pipedsl.dependencies import arrives_late, cell_of, dependencies, rows_by_cell
 from pipedsl.program import COMPUTE, Ints, Kind, Program
+from pipedsl.reductions import meetings
 from pipedsl.simulate import Timeline
 
 # The places around one computation, in the order they take: waits it needs, itself, the message it makes.
@@ -53,11 +56,14 @@ def lower(program: Program, timeline: Timeline) -> Calls:
     else:
         position = np.empty(count, np.int64)
         position[_global_order(timeline)] = np.arange(count)
+        for rows in meetings(program).rows.values():  # neighbours in that order, as they start and end together
+            position[rows] = position[rows].min()
     rank = program.rank_of().astype(np.int64)
     source, target = rank[messages.maker], rank[messages.user]
 
     # One block of calls per kind; `message` links requests to waits.
     compute = np.flatnonzero(np.isin(program.kind, COMPUTE))
+    reduces = np.flatnonzero(program.kind == Kind.REDUCE)
     none, number = np.full(len(compute), -1), np.arange(len(messages.tag))
     at_send = position[messages.send] * _PLACES + (_COMPUTE if explicit else _MESSAGE)
     at_recv = position[messages.recv] * _PLACES + _COMPUTE if explicit else at_send
@@ -67,10 +73,11 @@ def lower(program: Program, timeline: Timeline) -> Calls:
         (CallKind.IRECV, target, at_recv, number, messages.recv if explicit else messages.user),
         (CallKind.WAIT, source, _send_waits(program, messages, position, at_send), number, messages.send),
         (CallKind.WAIT, target, position[messages.user] * _PLACES + _WAIT_DATA, number, messages.user),
+        (CallKind.REDUCE, rank[reduces], position[reduces] * _PLACES + _COMPUTE, np.full(len(reduces), -1), reduces),
     )
     sizes = [len(block[1]) for block in blocks]
     kind = np.repeat(np.array([block[0] for block in blocks], np.int8), sizes)
-    receives = np.repeat(np.array([False, False, True, False, True]), sizes)
+    receives = np.repeat(np.array([False, False, True, False, True, False]), sizes)
     owner, order, message, op = (np.concatenate([block[i] for block in blocks]) for i in range(1, 5))
 
     by_rank = np.lexsort((order, owner))
@@ -92,7 +99,25 @@ def lower(program: Program, timeline: Timeline) -> Calls:
         op=op.astype(np.int64),
         tags=MessageTags(program.stages, program.microbatches, int(program.placement.shape[0])),
         order=None if explicit else order,
+        reductions=reductions_of(program, kind, op) if len(reduces) else None,
     )
+
+
+def reductions_of(program: Program, kind: Ints, op: Ints) -> Reductions:
+    """What the REDUCE calls among calls of these kinds sum, by the rows of the program that they are of."""
+    met, rank = meetings(program), program.rank_of()
+    group: Ints = np.full(len(kind), -1, np.int64)
+    numbers: dict[str, int] = {}
+    ranks: list[tuple[int, ...]] = []
+    for call in np.flatnonzero(kind == CallKind.REDUCE).tolist():
+        row = int(op[call])
+        name, rows = f"stage {program.stage[row]}", met.rows[int(program.stage[row])]
+        if met.stage[row] < 0:  # of several copies on this rank, not the last: it meets nobody
+            name, rows = f"{name} of {program.replica_name(int(program.replica[row]))}", [row]
+        group[call] = numbers.setdefault(name, len(numbers))
+        if numbers[name] == len(ranks):
+            ranks.append(tuple(int(rank[each]) for each in rows))
+    return Reductions(group, tuple(numbers), tuple(ranks))
 
 
 def _global_order(timeline: Timeline) -> Ints:
@@ -143,6 +168,6 @@ def _requests(kind: Ints, offsets: Ints, talks: Ints, message: Ints, receives: I
     by_key = np.empty(2 * (int(message.max(initial=-1)) + 1), np.int64)
     by_key[key[talks]] = number[talks]
     request = np.full(len(kind), -1, np.int64)
-    asks = kind != CallKind.COMPUTE
+    asks = talks | (kind == CallKind.WAIT)
     request[asks] = by_key[key[asks]]
     return request.astype(np.int32)

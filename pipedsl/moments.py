@@ -13,10 +13,10 @@ from pipedsl.simulate import Timeline
 def call_times(calls: Calls, timeline: Timeline) -> tuple[Ints, Ints]:
     """Start and end of every call, in multiples of `timeline.unit`: (calls,) each, growing within every rank.
 
-    A computation takes its time. Any other call is made as soon as the computation before it on its rank has ended,
-    and ends at once; only the wait for a receive lasts until the next computation starts, which is what it holds up.
+    A computation or REDUCE takes its time. Any other call is made as soon as the one of these before it on its rank has
+    ended, and ends at once; only the wait for a receive lasts until the next of them starts, which is what it holds up.
     """
-    computes = calls.kind == CallKind.COMPUTE
+    computes = np.isin(calls.kind, (CallKind.COMPUTE, CallKind.REDUCE))
     op = np.where(calls.op >= 0, calls.op, 0)
     if not computes.any():
         nothing: Ints = np.zeros(len(calls), np.int64)

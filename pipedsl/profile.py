@@ -18,7 +18,7 @@ from pipedsl.library import UsageError, find
 from pipedsl.program import Costs, Memory, Program
 
 FORMAT, VERSION = "pipedsl-profile", 1
-COSTS = ("F", "B", "I", "W", "send")
+COSTS = ("F", "B", "I", "W", "send", "REDUCE")
 SIZES = ("activation", "held_by_w", "input", "output", "weights", "gradients", "optimizer")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -143,7 +143,8 @@ class _Fitting:
         whole = own.backward
         if "I" in found or "W" in found:
             whole = tuple(i + w for i, w in zip(*split, strict=True))
-        return Costs(found.get("F", own.forward), found.get("B", whole), *split, found.get("send", own.send))
+        others = (found.get("send", own.send), found.get("REDUCE", own.reduce))
+        return Costs(found.get("F", own.forward), found.get("B", whole), *split, *others)
 
     def memory(self, given: Mapping[str, Values]) -> Memory:
         own, stages, ranks = self.program.memory, self.program.stages, self.program.ranks

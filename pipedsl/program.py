@@ -20,7 +20,7 @@ Ints = NDArray[Any]
 
 
 class Kind(IntEnum):
-    """Operation kinds. `B` = `I` then `W`. The last four are reserved for later."""
+    """Operation kinds. `B` = `I` then `W`. OFFLOAD, RELOAD and RECOMPUTE are reserved for later."""
 
     F = 0
     B = 1
@@ -38,13 +38,16 @@ class Kind(IntEnum):
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 COMMUNICATION = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+WORK = (*COMPUTE, Kind.REDUCE)
+"""What keeps a rank busy."""
 
 
 @dataclass(frozen=True)
 class Costs:
     """Durations per stage, exact, in the file's unit of time.
 
-    `send[s]`: from stage s to a neighbour on another rank.
+    `send[s]`: from stage s to a neighbour on another rank. `reduce[s]`: of a REDUCE of stage s, once all of its copies
+    are there; nothing where it is left empty.
     """
 
     forward: tuple[Fraction, ...]
@@ -52,19 +55,25 @@ class Costs:
     backward_input: tuple[Fraction, ...]
     backward_weight: tuple[Fraction, ...]
     send: tuple[Fraction, ...]
+    reduce: tuple[Fraction, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.reduce:
+            object.__setattr__(self, "reduce", (Fraction(0),) * len(self.forward))
 
     def of(self, kind: Kind) -> tuple[Fraction, ...]:
-        """Durations per stage of a compute kind."""
+        """Durations per stage of a kind of work."""
         return {
             Kind.F: self.forward,
             Kind.B: self.backward,
             Kind.I: self.backward_input,
             Kind.W: self.backward_weight,
+            Kind.REDUCE: self.reduce,
         }[kind]
 
     def repeated(self, copies: int) -> Costs:
         """Those of the stages of so many replicas, one after the other."""
-        each = (self.forward, self.backward, self.backward_input, self.backward_weight, self.send)
+        each = (self.forward, self.backward, self.backward_input, self.backward_weight, self.send, self.reduce)
         return Costs(*(values * copies for values in each))
 
 
@@ -98,8 +107,9 @@ class Memory:
 class Program:
     """Every rank's operations.
 
-    `placement`: (replicas, stages) -> rank. `offsets`: (p + 1,). `kind`, `stage`, `microbatch`, `replica`,
-    `span` (an index into `spans`): (operations,). `copies`: the names of the replicas, where there are several.
+    `placement`: (replicas, stages) -> rank. `offsets`: (p + 1,). `kind`, `stage`, `microbatch` (-1 of a REDUCE),
+    `replica`, `span` (an index into `spans`): (operations,). `copies`: the names of the replicas, where there are
+    several.
     """
 
     name: str
@@ -143,7 +153,9 @@ class Program:
 
     def label(self, row: int) -> str:
         """`F stage 2 microbatch 3`, with the replica where there is more than one."""
-        text = f"{Kind(self.kind[row]).name} stage {self.stage[row]} microbatch {self.microbatch[row]}"
+        text = f"{Kind(self.kind[row]).name} stage {self.stage[row]}"
+        if self.kind[row] != Kind.REDUCE:
+            text += f" microbatch {self.microbatch[row]}"
         return text if self.placement.shape[0] == 1 else f"{text} replica {self.replica_name(int(self.replica[row]))}"
 
     def replica_name(self, number: int) -> str:

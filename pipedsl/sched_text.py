@@ -21,7 +21,14 @@ _WIDTH = 100
 _FEW_TERMS = 12  # of a word that has each on a line of its own
 _INDENT = "    "
 _KIB = 1024
-_COSTS = (("F", "forward"), ("B", "backward"), ("I", "backward_input"), ("W", "backward_weight"), ("send", "send"))
+_COSTS = (
+    ("F", "forward"),
+    ("B", "backward"),
+    ("I", "backward_input"),
+    ("W", "backward_weight"),
+    ("send", "send"),
+    ("REDUCE", "reduce"),
+)
 
 
 def program_text(
@@ -105,7 +112,7 @@ def _names(program: Program, rank: int) -> list[str]:
     names = []
     for kind, stage, microbatch in zip(kinds.tolist(), held.tolist(), microbatches.tolist(), strict=True):
         at = f"@{number[stage]}" if len(chunks) > 1 else ""
-        index = "" if (kind, stage) in counted else f"[{microbatch}]"
+        index = "" if kind == Kind.REDUCE or (kind, stage) in counted else f"[{microbatch}]"
         names.append(f"{Kind(kind).name}{at}{index}")
     return names
 
@@ -202,9 +209,9 @@ def _halves(variable: str, runs: Sequence[tuple[int, object]], text: Callable[[o
 
 def _costs(program: Program) -> list[str]:
     """The `cost` block, without what is so by itself."""
-    costs, ones = program.costs, (Fraction(1),) * program.stages
+    costs, ones, zeros = program.costs, *((Fraction(value),) * program.stages for value in (1, 0))
     both = tuple(i + w for i, w in zip(costs.backward_input, costs.backward_weight, strict=True))
-    usual = {"F": ones, "I": ones, "W": ones, "B": both, "send": (Fraction(0),) * program.stages}
+    usual = {"F": ones, "I": ones, "W": ones, "B": both, "send": zeros, "REDUCE": zeros}
     values = [(name, getattr(costs, attribute)) for name, attribute in _COSTS]
     entries = [f"    {name} = {_choice('s', each, _exact)}" for name, each in values if each != usual[name]]
     return ["", "cost s {", *entries, "}"] if entries else []

@@ -1,8 +1,9 @@
 """When every operation starts and ends, exactly, and what follows from it: makespan, bubble, spans.
 
 An operation starts when the one before it on its rank has ended and what it needs has arrived: from another rank that
-takes the sending stage's `send`, on the same rank nothing. SEND and RECV operations take no time of their own. Times
-are integers in a common unit, so nothing is rounded: row `i` starts at `timeline.start[i] * timeline.unit`.
+takes the sending stage's `send`, on the same rank nothing. SEND and RECV operations take no time of their own. The
+REDUCEs of the copies of a stage start when the last of their ranks gets there, and end together. Times are integers in
+a common unit, so nothing is rounded: row `i` starts at `timeline.start[i] * timeline.unit`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 from pipedsl.calls import Calls
 from pipedsl.dependencies import arrives_late, cells, dependencies
 from pipedsl.occupancy import activations_held, memory_used
-from pipedsl.program import COMPUTE, Costs, Ints, Program
+from pipedsl.program import WORK, Costs, Ints, Kind, Program
+from pipedsl.reductions import meetings
 
 _INT64_MAX = 2**63 - 1
 
@@ -50,8 +52,9 @@ class Metrics:
     """What a schedule costs; exact. `busy`, `peak_activations` and `memory` are per rank.
 
     `bubble` = 1 - sum(busy) / (p * makespan). `span` is the largest, over ranks, of the time from the start of the
-    first to the end of the last computation; `span_bubble` = 1 - max(busy) / span. `peak_activations` counts
-    microbatches (a fraction where I releases a part); `memory` is in the unit of `Program.memory`.
+    first computation to the end of the last one, or of a REDUCE; `span_bubble` = 1 - max(busy) / span.
+    `peak_activations` counts microbatches (a fraction where I releases a part); `memory` is in the unit of
+    `Program.memory`.
     """
 
     makespan: Fraction
@@ -86,12 +89,20 @@ def simulate(program: Program, costs: Costs | None = None) -> Timeline:
     stages = program.stage.tolist()
     duration = [durations[kind][stage] if kind in durations else 0 for kind, stage in zip(kinds, stages, strict=True)]
     upstream = np.where(arrives_late(program, needs.upstream), needs.upstream, -1).tolist()
+    met = meetings(program)
+    for row in np.flatnonzero(program.kind == Kind.REDUCE).tolist():
+        stage = int(met.stage[row])
+        if stage < 0:
+            duration[row] = 0
+        elif len(met.rows[stage]) > 1:
+            upstream[row] = -2 - stage
     out_of_order = _first_out_of_order(program, needs.local, needs.upstream, needs.posted)
     stops = [last if bad < 0 else bad for last, bad in zip(lasts, out_of_order, strict=True)]
 
     count = len(program)
     start, end, sequence = [0] * count, [-1] * count, []
     waiting: dict[int, list[int]] = {}  # row -> ranks that wait for it
+    gathered: dict[int, list[int]] = {}  # REDUCE of a stage -> ranks that stand at it
     cursor, clock = firsts[:], [0] * program.ranks
     ready = list(range(program.ranks - 1, -1, -1))
     while ready:
@@ -107,6 +118,21 @@ def simulate(program: Program, costs: Costs | None = None) -> Timeline:
                 arrival += sends[stages[source]]
                 if arrival > time:
                     time = arrival
+            elif source < -1:
+                rows, there = met.rows[-2 - source], gathered.setdefault(source, [])
+                there.append(rank)
+                if len(there) < len(rows):
+                    break
+                time = max(time, *(clock[other] for other in there[:-1]))
+                for each in rows:
+                    start[each], end[each] = time, time + duration[each]
+                sequence += rows
+                time += duration[row]
+                for other in there[:-1]:
+                    cursor[other], clock[other] = cursor[other] + 1, time
+                ready += there[:-1]
+                row += 1
+                continue
             start[row] = time
             time += duration[row]
             end[row] = time
@@ -123,7 +149,7 @@ def simulate(program: Program, costs: Costs | None = None) -> Timeline:
 
 def _scale(program: Program, costs: Costs) -> tuple[Fraction, dict[int, list[int]], list[int]]:
     """The unit of time, durations per kind and stage, and `send` per stage, in that unit."""
-    by_kind = {int(kind): costs.of(kind) for kind in COMPUTE}
+    by_kind = {int(kind): costs.of(kind) for kind in WORK}
     values = [value for row in by_kind.values() for value in row]
     common = lcm(*{value.denominator for value in (*values, *costs.send)})
     scaled = {kind: [int(value * common) for value in row] for kind, row in by_kind.items()}
@@ -155,10 +181,10 @@ def measure(
     `known`: those of the same program and calls under other costs, whose peaks are the same.
     """
     busy, spans = [], []
-    compute = np.isin(program.kind, COMPUTE)
+    works = np.isin(program.kind, WORK)
     for rank in range(program.ranks):
         rows = slice(int(program.offsets[rank]), int(program.offsets[rank + 1]))
-        start, end = timeline.start[rows][compute[rows]], timeline.end[rows][compute[rows]]
+        start, end = timeline.start[rows][works[rows]], timeline.end[rows][works[rows]]
         busy.append(int((end - start).sum()) * timeline.unit)
         spans.append(int(end[-1] - start[0]) * timeline.unit if len(end) else Fraction(0))
     makespan = timeline.makespan

@@ -11,7 +11,7 @@ from pipedsl.program import Costs, Memory
 from pipedsl.syntax import Call, CostBlock, CostEntry, Expr, Function, MemoryBlock, MemoryEntry, Schedule, Size
 
 DEFAULT_COSTS: Mapping[str, Fraction] = {"F": Fraction(1), "I": Fraction(1), "W": Fraction(1)}
-"""Durations of what a file gives no cost for; B is I + W, and sending takes no time."""
+"""Durations of what a file gives no cost for; B is I + W, and neither sending nor REDUCE takes time."""
 
 Values = tuple[Fraction, ...]
 
@@ -36,8 +36,8 @@ def costs_of(schedule: Schedule, evaluator: Evaluator, stages: int) -> tuple[Cos
         given.get(name, (DEFAULT_COSTS[name],) * stages) for name in ("F", "I", "W")
     )
     both = tuple(i + w for i, w in zip(backward_input, backward_weight, strict=True))
-    send = given.get("send", (Fraction(0),) * stages)
-    return Costs(forward, given.get("B", both), backward_input, backward_weight, send), []
+    send, reduce = (given.get(name, (Fraction(0),) * stages) for name in ("send", "REDUCE"))
+    return Costs(forward, given.get("B", both), backward_input, backward_weight, send, reduce), []
 
 
 def memory_of(

@@ -5,8 +5,8 @@ One wrong number must not turn the rest of a file into errors, so what most of t
 takes silently (junk after an operation, operations twice) is a finding here, the latter by the verifier.
 
 `(0F1;3B0)OVERLAP_F_B` becomes its two computations in the order written: a run of the Program then takes as long as
-one that overlaps nothing. UNSHARD, RESHARD and REDUCE_GRAD (over data-parallel ranks; `Kind.REDUCE` is over replicas)
-move no data between stages: they are checked and left out.
+one that overlaps nothing. REDUCE_GRAD is a REDUCE: of a stage with one copy, over data-parallel ranks. UNSHARD and
+RESHARD move no data between stages: they are checked and left out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pipedsl.calls import CallKind, Calls, MessageTags
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Source, Span
-from pipedsl.program import COMMUNICATION, COMPUTE, Costs, Ints, Kind, Memory, Program
-from pipedsl.torch_cells import MOST_FINDINGS, Cells, read_cells, shown
+from pipedsl.program import COMMUNICATION, COMPUTE, WORK, Costs, Ints, Kind, Memory, Program
+from pipedsl.torch_cells import MOST_FINDINGS, Cells, Sharding, read_cells, shown
 from pipedsl.torch_sharding import check_sharding
 
 _BYTES_PER_OPERATION = 24  # of `123RECV_F4567,` and the idle cells around it
@@ -59,6 +59,7 @@ def read_csv(source: Source, limits: Limits = Limits()) -> Program:
         ]
     )
     _raise(check_sharding(cells, placement))
+    operations = cells.select((cells.kind >= 0) | (cells.kind == Sharding.REDUCE_GRAD))
     zero, one = (Fraction(0),) * stages, (Fraction(1),) * stages
     return Program(
         name=re.sub(r"\W", "_", Path(source.name).stem) or "schedule",
@@ -68,7 +69,7 @@ def read_csv(source: Source, limits: Limits = Limits()) -> Program:
         microbatches=microbatches,
         placement=placement.astype(np.int32).reshape(1, -1),
         offsets=np.searchsorted(operations.rank, np.arange(ranks + 1)).astype(np.int64),
-        kind=operations.kind.astype(np.int8),
+        kind=np.where(operations.kind < 0, Kind.REDUCE, operations.kind).astype(np.int8),
         stage=operations.stage,
         microbatch=operations.microbatch,
         replica=np.zeros(len(operations.kind), np.int32),
@@ -185,7 +186,8 @@ def write_csv(program: Program, calls: Calls | None = None) -> str:
     Without `calls` the operations as the program has them: `compute_only` to PyTorch, or `compute_comms` if the
     program places its communication itself. With `calls` (those that `lower` made for it) `compute_comms`: sends and
     receives where the calls have them; PyTorch places the waits. Raises DiagnosticError (PD113) for what the format
-    has no place for: replicas, batches, other kinds of operation.
+    has no place for: replicas, batches, other kinds of operation. A REDUCE among computations alone stands in what
+    PyTorch dumps, but it loads it only as `compute_comms`.
     """
     if program.placement.shape[0] > 1:
         raise _unsupported("replicas", program)
@@ -193,12 +195,15 @@ def write_csv(program: Program, calls: Calls | None = None) -> str:
     offsets = program.offsets
     if calls is not None:
         offsets, kinds, stages, microbatches = _with_calls(program, calls)
-    unknown = np.flatnonzero(~np.isin(kinds, (*COMPUTE, *COMMUNICATION)))
+    unknown = np.flatnonzero(~np.isin(kinds, (*WORK, *COMMUNICATION)))
     if len(unknown):
         raise _unsupported(Kind(kinds[unknown[0]]).name, program)
     names = [kind.name for kind in Kind]
     columns = zip(stages.tolist(), kinds.tolist(), microbatches.tolist(), strict=True)
-    cells = [f"{stage}{names[kind]}{microbatch}" for stage, kind, microbatch in columns]
+    cells = [
+        f"{stage}REDUCE_GRAD" if kind == Kind.REDUCE else f"{stage}{names[kind]}{microbatch}"
+        for stage, kind, microbatch in columns
+    ]
     bounds = offsets.tolist()
     return "".join(",".join(cells[bounds[rank] : bounds[rank + 1]]) + "\n" for rank in range(program.ranks))
 
@@ -208,7 +213,7 @@ def _with_calls(program: Program, calls: Calls) -> tuple[Ints, Ints, Ints, Ints]
     tags = calls.tags
     if not isinstance(tags, MessageTags) or bool((calls.batch >= 0).any()):
         raise _unsupported("these calls", program)
-    compute = calls.kind == CallKind.COMPUTE
+    compute = np.isin(calls.kind, (CallKind.COMPUTE, CallKind.REDUCE))
     sends = np.isin(calls.kind, (CallKind.SEND, CallKind.ISEND))
     receives = np.isin(calls.kind, (CallKind.RECV, CallKind.IRECV))
     kept = np.flatnonzero(compute | sends | receives)

@@ -174,7 +174,7 @@ def _early_receive(program: Program, calls: Calls, timeline: Timeline) -> Diagno
         ready = 0
         for row in calls.rows(rank):
             kind, op, peer = int(calls.kind[row]), int(calls.op[row]), int(calls.peer[row])
-            if kind == CallKind.COMPUTE:
+            if kind in (CallKind.COMPUTE, CallKind.REDUCE):
                 ready = int(timeline.end[op])
             elif kind == CallKind.IRECV and op in arrival:
                 behind[peer] = max(behind.get(peer, (0, -1)), (arrival[op], op))

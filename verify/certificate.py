@@ -43,6 +43,8 @@ def certificate(program: Program | None, calls: Calls, report: Report) -> dict[s
     computes = calls.kind == CallKind.COMPUTE
     if (calls.op[computes] < 0).any() or (program is None and computes.any()):
         raise ValueError("calls that name their buffers, or run operations of no program, get no certificate yet")
+    if calls.reductions is not None:
+        raise ValueError("calls with reductions get no certificate yet")
     steps = _Numbering(calls)
     used = np.unique(calls.tag[calls.tag >= 0])
     body: dict[str, Any] = {

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipedsl.calls import CallKind, Calls
+from pipedsl.calls import Calls
 from pipedsl.program import Ints
-from verify.matching import SENDS
+from verify.matching import RECEIVES, SENDS
 from verify.transports import Communicators, Transport
 
 # What a warm-up connects: ("pair", a, b) or ("group", a, b), ranks a < b, on their own communicator or the group's.
@@ -113,7 +113,7 @@ def _first_rows(calls: Calls, rows: Ints, *columns: Ints) -> dict[tuple[int, ...
 
 
 def _talks(calls: Calls) -> Ints:
-    return np.flatnonzero((calls.kind != CallKind.COMPUTE) & (calls.kind != CallKind.WAIT))
+    return np.flatnonzero(np.isin(calls.kind, SENDS + RECEIVES))
 
 
 def _directions(calls: Calls, transport: Transport) -> list[_Use]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pipedsl.calls import CallKind
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.program import Program
 from verify.cycle import Hop
@@ -17,6 +18,7 @@ from verify.standing import heads, in_short, standing
 from verify.transports import Communicators
 
 _HELP = "let both ends list their common messages in the same order"
+REDUCE_HELP = "let all ranks come to their reductions in one order, after what the others need of them"
 _MOST_HOPS = 30
 _NO_DATA = "each of them receives before it sends: let one send first"
 
@@ -63,8 +65,14 @@ def deadlock(graph: EventGraph, stuck: NDArray[np.bool_], cycle: Sequence[Hop], 
         first,
         labels if not notes else (),
         notes + more,
-        help=_NO_DATA if graph.transport.buffered else _HELP,
+        help=_help(graph, [row for row, _ in hops]),
     )
+
+
+def _help(graph: EventGraph, rows: Sequence[int]) -> str:
+    if (graph.calls.kind[rows] == CallKind.REDUCE).any():
+        return REDUCE_HELP
+    return _NO_DATA if graph.transport.buffered else _HELP
 
 
 def never_gathered(graph: EventGraph, program: Program | None) -> Diagnostic | None:
@@ -132,7 +140,7 @@ def _because(graph: EventGraph, link: _Link, row: int, program: Program | None) 
         case Rule.WAIT_EARLIER:
             why = f"comes after `{that}`{between}"
         case Rule.STREAM:
-            why = f"queues behind `{that}` on {_stream(graph, row)}{between}"
+            why = f"queues behind `{that}` on {_stream(graph, row if calls.peer[row] >= 0 else other)}{between}"
         case Rule.MATCH:
             why = f"needs rank {rank_of_other} to start `{that}`"
         case Rule.REQUEST:

@@ -13,23 +13,31 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.program import Ints
 from verify.events import EventGraph
 from verify.matching import RECEIVES, SENDS, channels
+from verify.reductions import meetings_of
 
 
 def mirrored(calls: Calls) -> bool:
     """Whether `calls.order` proves that the calls are safe on every transport, cold and warm.
 
     It does if on every rank it grows from call to call, both ends of every message have the same place and the same
-    tag, no call is in a batch or to its own rank, and requests are waited for after they are made. Then the events
-    of a place need only what comes earlier in that order: waits are for earlier places, streams and hosts go by
-    place, and the first use of anything is the same message on both sides. A first receive that holds its host in the
-    compiled executor (`layouts`) waits for the computation that made its message, which comes before that place too.
+    tag, all ranks of a reduction have the same place, no call is in a batch or to its own rank, and requests are waited
+    for after they are made. Then the events of a place need only what comes earlier in that order: waits are for
+    earlier places, streams and hosts go by place, and the first use of anything is the same message on both sides. A
+    first receive that holds its host in the compiled executor (`layouts`) waits for the computation that made its
+    message, which comes before that place too.
     """
     if calls.order is None or (calls.batch >= 0).any():
         return False
     rank = calls.rank_of()
-    rows = np.flatnonzero(np.isin(calls.kind, SENDS + RECEIVES))
+    issued = np.flatnonzero(np.isin(calls.kind, (*SENDS, *RECEIVES, CallKind.REDUCE)))
+    if ((np.diff(calls.order[issued]) <= 0) & (np.diff(rank[issued]) == 0)).any():
+        return False
+    for meeting in meetings_of(calls):
+        if not meeting.complete or len(set(calls.order[list(meeting.rows)].tolist())) > 1:
+            return False
+    rows = issued[calls.kind[issued] != CallKind.REDUCE]
     order = calls.order[rows]
-    if ((np.diff(order) <= 0) & (np.diff(rank[rows]) == 0)).any() or (calls.peer[rows] == rank[rows]).any():
+    if (calls.peer[rows] == rank[rows]).any():
         return False
     sends = np.isin(calls.kind[rows], SENDS)
     ends = []

@@ -6,7 +6,7 @@ host has launched it, it starts, it finishes (a WAIT only finishes). The rules a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -17,6 +17,7 @@ from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints
 from verify.cold import Edge, FirstUses, first_uses
 from verify.matching import RECEIVES, SENDS, Matching, channels, match, without
+from verify.reductions import Meeting, meetings_of
 from verify.transports import Communicators, Transport
 
 
@@ -109,7 +110,7 @@ def steps_of(calls: Calls) -> Steps:
     of_row[rows] = np.cumsum(new) - 1
     first = rows[new]
     kind = calls.kind[first]
-    blocks = np.isin(kind, (CallKind.WAIT, CallKind.SEND, CallKind.RECV))
+    blocks = np.isin(kind, (CallKind.WAIT, CallKind.SEND, CallKind.RECV, CallKind.REDUCE))
     return Steps(first, rank[new], kind == CallKind.WAIT, blocks, of_row)
 
 
@@ -120,11 +121,12 @@ class _Case:
     steps: Steps
     matching: Matching
     buffers: Mapping[tuple[int, int], int]
+    meetings: Sequence[Meeting]
 
 
 def event_graph(calls: Calls, transport: Transport, assumed: Assumed = NOTHING) -> EventGraph:
     """All events and edges. Linear in the number of calls, but for sorting."""
-    case = _Case(calls, transport, steps_of(calls), match(calls, transport), assumed.buffers)
+    case = _Case(calls, transport, steps_of(calls), match(calls, transport), assumed.buffers, meetings_of(calls))
     count = len(case.steps)
     edges = [edge for rule in RULES for edge in rule(case)]
     never = _never(case)
@@ -165,18 +167,32 @@ def _after_waits(case: _Case) -> list[Edges]:
 
 
 def _streams(case: _Case) -> list[Edges]:
-    """A call starts after the one before it on the same stream has finished."""
+    """A call starts after the one before it on the same stream has finished.
+
+    A reduction is on the streams of messages to and from all whom it meets.
+    """
     calls, communicators = case.calls, case.transport.communicators
     if communicators is Communicators.NONE:
         return []
-    rows = np.flatnonzero((case.steps.of_row >= 0) & (calls.kind != CallKind.WAIT))
-    rank, peer = calls.rank_of()[rows].astype(np.int64), calls.peer[rows].astype(np.int64)
+    rows = np.flatnonzero(np.isin(calls.kind, SENDS + RECEIVES))
+    peer, sends = calls.peer[rows].astype(np.int64), np.isin(calls.kind[rows], SENDS)
+    rank_of, sums = calls.rank_of().astype(np.int64), list[tuple[int, int, bool]]()
+    for meeting in case.meetings:
+        for row in meeting.rows:
+            others = [other for other in meeting.ranks if other != rank_of[row]]
+            sums += [(row, other, way) for other in others for way in (False, True)]
+    if sums:
+        rows, peer, sends = (
+            np.concatenate((own, np.array(more, own.dtype)))
+            for own, more in zip((rows, peer, sends), zip(*sums, strict=True), strict=True)
+        )
+    rank = rank_of[rows]
     stream = rank * (2 * calls.ranks + 1)
     if communicators is Communicators.PAIR:
         stream += np.where(calls.batch[rows] >= 0, 2 * calls.ranks, peer)
     elif communicators is Communicators.DIRECTION:
-        stream += 2 * peer + np.isin(calls.kind[rows], SENDS)
-    order = np.argsort(stream, kind="stable")
+        stream += 2 * peer + sends
+    order = np.lexsort((rows, stream))
     step, stream = case.steps.of_row[rows[order]], stream[order]
     next_one = (stream[1:] == stream[:-1]) & (step[1:] != step[:-1])
     count = len(case.steps)
@@ -193,6 +209,15 @@ def _matches(case: _Case) -> list[Edges]:
     if case.buffers:
         send, recv = _later_sends(case)
     return [*edges, (Rule.MATCH, count * Event.FINISH + send, recv)]
+
+
+def _reductions(case: _Case) -> list[Edges]:
+    """A reduction finishes after all whom it meets have started."""
+    pairs = [(a, b) for meeting in case.meetings for a in meeting.rows for b in meeting.rows if a != b]
+    if not pairs:
+        return []
+    later, sooner = case.steps.of_row[np.array(pairs, np.int64)].T
+    return [(Rule.MATCH, len(case.steps) * Event.FINISH + later, sooner)]
 
 
 def _later_sends(case: _Case) -> tuple[Ints, Ints]:
@@ -222,28 +247,39 @@ def _requests(case: _Case) -> list[Edges]:
     return [(Rule.REQUEST, finish + case.steps.of_row[wait], finish + case.steps.of_row[issue])]
 
 
-RULES: tuple[Callable[[_Case], list[Edges]], ...] = (_after_waits, _streams, _matches, _own, _requests)
+RULES: tuple[Callable[[_Case], list[Edges]], ...] = (
+    _after_waits,
+    _streams,
+    _matches,
+    _reductions,
+    _own,
+    _requests,
+)
 
 
 def _never(case: _Case) -> Ints:
-    """The finish of an unmatched receive or rendezvous send, and of a wait for a request that does not exist."""
+    """The finish of an unmatched receive, rendezvous send or reduction, and of a wait for what was not requested."""
     left = case.matching.left
     kinds = RECEIVES if case.transport.buffered else SENDS + RECEIVES
     left = left[np.isin(case.calls.kind[left], kinds)]
     waits = np.flatnonzero(case.calls.kind == CallKind.WAIT)
     idle = without(case.calls, waits, requests_waited(case.calls)[0])
-    never: Ints = len(case.steps) * Event.FINISH + case.steps.of_row[np.concatenate((left, idle))]
+    lacking = [row for meeting in case.meetings if not meeting.complete for row in meeting.rows]
+    rows = np.concatenate((left, idle, np.array(lacking, np.int64)))
+    never: Ints = len(case.steps) * Event.FINISH + case.steps.of_row[rows]
     return never
 
 
 def _launches(case: _Case) -> list[Edges]:
-    """A host launches its calls in order, and what is not launched does not start. Waits never hold it."""
+    """A host launches its calls in order, and what is not launched does not start. Reductions hold it, waits do not."""
     steps, count = case.steps, len(case.steps)
     talks = np.flatnonzero(~steps.is_wait)
     reached, launched = count * Event.REACHED, count * Event.LAUNCHED
     same_rank = steps.rank[talks[1:]] == steps.rank[talks[:-1]]
+    later, sooner = talks[1:][same_rank], talks[:-1][same_rank]
+    holds = case.calls.kind[steps.first[sooner]] == CallKind.REDUCE
     return [
-        (Rule.HOST, reached + talks[1:][same_rank], launched + talks[:-1][same_rank]),
+        (Rule.HOST, reached + later, np.where(holds, count * Event.FINISH, launched) + sooner),
         (Rule.OWN, launched + talks, reached + talks),
         (Rule.OWN, talks, launched + talks),
     ]

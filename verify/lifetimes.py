@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pipedsl.calls import CallKind, Calls, MessageTags
 from pipedsl.dependencies import cell_of, cells, dependencies, rows_by_cell
 from pipedsl.diagnostics import Diagnostic
+from pipedsl.lower import reductions_of
 from pipedsl.occupancy import requests_waited
-from pipedsl.program import COMPUTE, Ints, Kind, Program
+from pipedsl.program import COMPUTE, WORK, Ints, Kind, Program
 from verify.matching import SENDS
 
 
 def check_correspondence(program: Program, calls: Calls) -> list[Diagnostic]:
     """Whether the calls run this program's operations, on its ranks and in its order, and name its messages."""
-    rows = np.flatnonzero(np.isin(program.kind, COMPUTE))
-    computes = np.flatnonzero(calls.kind == CallKind.COMPUTE)
+    rows = np.flatnonzero(np.isin(program.kind, WORK))
+    computes = np.flatnonzero(np.isin(calls.kind, (CallKind.COMPUTE, CallKind.REDUCE)))
     if (
         calls.ranks == program.ranks
         and bool((calls.op < len(program)).all())
         and np.array_equal(calls.op[computes], rows)
         and np.array_equal(calls.rank_of()[computes], program.rank_of()[rows])
+        and np.array_equal(calls.kind[computes] == CallKind.REDUCE, program.kind[rows] == Kind.REDUCE)
+        and _sums(calls) == _sums(replace(calls, reductions=reductions_of(program, calls.kind, calls.op)))
         and isinstance(calls.tags, MessageTags)
         and len(calls.tags) == 2 * cells(program)
     ):
         return []
     return [Diagnostic("PD209", "these are not calls of this program", program.header_span)]
+
+
+def _sums(calls: Calls) -> list[tuple[str, tuple[int, ...]]]:
+    """What every REDUCE call sums, and over which ranks."""
+    made = calls.reductions
+    rows = np.flatnonzero(calls.kind == CallKind.REDUCE)
+    groups = [-1] * len(rows) if made is None else made.group[rows].tolist()
+    return [("", ()) if made is None or group < 0 else (made.names[group], made.ranks[group]) for group in groups]
 
 
 def check_lifetimes(program: Program, calls: Calls) -> list[Diagnostic]:

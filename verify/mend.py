@@ -13,7 +13,7 @@ requests that nobody waited for are waited for at the end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from verify.deadlock import mirrored
 from verify.lifetimes import check_lifetimes
 from verify.matching import RECEIVES, SENDS, match
 from verify.messages import check_requests, check_unwaited
+from verify.reductions import meetings_of
 from verify.script import Entry, Script, read_script, write_script
 from verify.transports import BY_NAME
 
@@ -50,11 +51,16 @@ def mend_calls(calls: Calls, program: Program | None = None) -> Mended:
         row = int(matching.left[0])
         what = "received" if calls.kind[row] in SENDS else "sent"
         return Mended(None, f"rank {calls.rank_of()[row]}: the message of `{calls.label(row)}` is never {what}")
+    meetings = meetings_of(calls)
+    if lacking := [meeting.rows[0] for meeting in meetings if not meeting.complete]:
+        where = f"rank {calls.rank_of()[lacking[0]]}: `{calls.label(lacking[0])}`"
+        return Mended(None, f"{where} is with a rank that never comes to it")
     kinds = calls.kind.tolist()
     scripts = [_alone(script, kinds) for script in scripts]
     partner = np.full(len(calls), -1, np.int64)
     partner[matching.recv] = matching.send
-    run = _Run(scripts, partner.tolist())
+    together = {row: meeting.rows for meeting in meetings for row in meeting.rows}
+    run = _Run(scripts, partner.tolist(), together)
     if stuck := run.stands_at():
         where = ", ".join(f"rank {rank} at `{calls.label(entry.rows[0])}`" for rank, entry in stuck[:4])
         return Mended(None, f"even if every message is buffered the ranks wait for each other: {where}")
@@ -89,11 +95,17 @@ def _alone(script: Script, kinds: Sequence[int]) -> Script:
 
 
 class _Run:
-    """A run in which every message is buffered. `when`: the moment of each row's send or receive being issued."""
+    """A run in which every message is buffered. `when`: the moment of each row's send or receive being issued.
 
-    def __init__(self, scripts: Sequence[Script], send_of: Sequence[int]) -> None:
+    `together`: of the row of a reduction, the rows that it meets, itself among them.
+    """
+
+    def __init__(
+        self, scripts: Sequence[Script], send_of: Sequence[int], together: Mapping[int, Sequence[int]]
+    ) -> None:
         self.scripts = scripts
         self.send_of = send_of
+        self.together = together
         self.when: dict[int, int] = {}
         self.moments: list[list[int]] = [[] for _ in scripts]  # of each rank's entries, as far as it got
         self._go()
@@ -102,6 +114,7 @@ class _Run:
         waiting: dict[int, int] = {}  # the send that a rank waits for -> the rank
         ready = deque(range(len(self.scripts)))
         receives = self._receives()
+        come: dict[int, int] = {}  # the reductions that ranks stand at -> the rank
         now = 0
         while ready:
             rank = ready.popleft()
@@ -114,6 +127,14 @@ class _Run:
                     if send not in self.when:
                         waiting[send] = rank
                         break
+                if entry.kind is CallKind.REDUCE:
+                    come[row] = rank
+                    if any(other not in come for other in self.together[row]):
+                        break
+                    others = [come[other] for other in self.together[row] if other != row]
+                    for other in others:
+                        self.moments[other].append(now)
+                    ready.extend(others)
                 moments.append(now)
                 if entry.kind in SENDS:
                     self.when[entry.rows[0]] = now

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipedsl.calls import CallKind, Calls, MessageTags
 from pipedsl.lower import lower
-from pipedsl.program import COMMUNICATION, COMPUTE, Ints, Kind, Program
+from pipedsl.program import COMMUNICATION, WORK, Ints, Kind, Program
 from verify.matching import SENDS
 from verify.structure import check_structure
 from verify.transports import BY_NAME
@@ -32,10 +32,10 @@ def mend_program(program: Program) -> MendedProgram:
 
     One that leaves its communication to pipedsl is safe already, and returned as it is if its structure is right.
     """
-    if not np.isin(program.kind, COMPUTE + COMMUNICATION).all():
-        return MendedProgram(None, "it has operations that are neither computation nor communication")
+    if not np.isin(program.kind, WORK + COMMUNICATION).all():
+        return MendedProgram(None, "it has operations that are neither computation nor communication nor REDUCE")
     explicit = program.explicit_communication
-    bare = _rows(program, np.flatnonzero(np.isin(program.kind, COMPUTE))) if explicit else program
+    bare = _rows(program, np.flatnonzero(np.isin(program.kind, WORK))) if explicit else program
     found, timeline = check_structure(bare)
     if timeline is None:
         return MendedProgram(None, found[0].message)
@@ -62,10 +62,10 @@ def _rows(program: Program, rows: Ints) -> Program:
 
 
 def _placed(program: Program, bare: Program, calls: Calls) -> Program:
-    """The computations of `bare`, with a SEND or RECV for each message where `calls` issue it."""
+    """The computations and REDUCEs of `bare`, with a SEND or RECV for each message where `calls` issue it."""
     kept = np.flatnonzero(calls.kind != CallKind.WAIT)
     call, op = calls.kind[kept], calls.op[kept]
-    compute, sends = call == CallKind.COMPUTE, np.isin(call, SENDS)
+    compute, sends = np.isin(call, (CallKind.COMPUTE, CallKind.REDUCE)), np.isin(call, SENDS)
     assert isinstance(calls.tags, MessageTags)
     rest, microbatch = np.divmod(np.where(compute, 0, calls.tag[kept]), program.microbatches)
     rest, to = np.divmod(rest, program.stages)

@@ -31,7 +31,7 @@ class Entry:
     @property
     def issues(self) -> bool:
         """Whether it starts a communication."""
-        return self.kind not in (CallKind.WAIT, CallKind.COMPUTE)
+        return self.kind in (*BLOCKING, CallKind.ISEND, CallKind.IRECV)
 
 
 Script = list[Entry]
@@ -90,7 +90,7 @@ def write_script(calls: Calls, scripts: Sequence[Script]) -> Calls:
         offsets.append(len(rows))
     kind: Ints = np.array(kinds, calls.kind.dtype)
     row: Ints = np.array(rows, np.int64)
-    talks = (kind != CallKind.WAIT) & (kind != CallKind.COMPUTE)
+    talks = np.isin(kind, (*BLOCKING, CallKind.ISEND, CallKind.IRECV))
     known = all(place >= 0 for place in order)
 
     def column(values: Ints, only: Ints) -> Ints:
@@ -108,4 +108,5 @@ def write_script(calls: Calls, scripts: Sequence[Script]) -> Calls:
         op=calls.op[row],
         order=np.array(order, np.int64) if known else None,
         buffers=None if calls.buffers is None else calls.buffers.of_rows(row, kind),
+        reductions=None if calls.reductions is None else calls.reductions.of_rows(row),
     )

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pipedsl.calls import CallKind
 from pipedsl.program import Ints
 from verify.cycle import Hop
 from verify.events import Event, EventGraph, Rule
@@ -96,6 +97,8 @@ def _never(graph: EventGraph, step: int) -> str:
     if graph.steps.is_wait[step]:
         return "a request that is never made"
     left = set(graph.matching.left.tolist())
+    if graph.calls.kind[graph.steps.first[step]] == CallKind.REDUCE:
+        return "which some rank never comes to"
     rows = [row for row in np.flatnonzero(graph.steps.of_row == step).tolist() if row in left]
     if not rows:
         return "which never happens"
@@ -141,7 +144,8 @@ def in_short(graph: EventGraph, cycle: Sequence[Hop]) -> str | None:
         row = next((row for row in rows if graph.steps.of_row[partner.get(row, rows[0])] == other), rows[0])
         ranks = int(graph.steps.rank[step]), int(graph.steps.rank[other])
         if ranks[0] != ranks[1]:
-            waits.append((*ranks, graph.calls.tags[int(graph.calls.tag[row])]))
+            tag = int(graph.calls.tag[row])
+            waits.append((*ranks, graph.calls.label(row) if tag < 0 else graph.calls.tags[tag]))
     if len(waits) < 2:
         return None
     told = [f"rank {a} {'waits ' if not place else ''}for rank {b} ({tag})" for place, (a, b, tag) in enumerate(waits)]

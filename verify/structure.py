@@ -13,8 +13,11 @@ import numpy as np
 from pipedsl.dependencies import cell_of, cells, dependencies
 from pipedsl.diagnostics import Diagnostic, Label, Span
 from pipedsl.program import COMPUTE, Ints, Kind, Program
+from pipedsl.reductions import meetings
 from pipedsl.simulate import Stuck, Timeline, simulate
 from verify.communication import check_communication
+from verify.counterexample import REDUCE_HELP
+from verify.reductions import check_reductions
 from verify.wording import and_more, counted_list, first_few, rank_span, there_are
 
 MOST_FINDINGS = 20
@@ -26,6 +29,7 @@ def check_structure(program: Program) -> tuple[list[Diagnostic], Timeline | None
         _out_of_range,
         _missing_or_repeated,
         check_communication,
+        check_reductions,
         _wrong_order,
     )
     for check in checks:
@@ -50,6 +54,7 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
     no_stage = (program.stage < 0) | (program.stage >= program.stages)
     no_stage |= (program.replica < 0) | (program.replica >= placement.shape[0])
     no_microbatch = (program.microbatch < 0) | (program.microbatch >= program.microbatches)
+    no_microbatch &= program.kind != Kind.REDUCE
     elsewhere = np.zeros(len(program), bool)
     known = ~no_stage
     elsewhere[known] = placement[program.replica[known], program.stage[known]] != program.rank_of()[known]
@@ -67,7 +72,7 @@ def _out_of_range(program: Program) -> list[Diagnostic]:
 
 
 def _missing_or_repeated(program: Program) -> list[Diagnostic]:
-    """F once, and B or both I and W once, of every stage and microbatch."""
+    """F once, and B or both I and W once, of every stage and microbatch; REDUCE once of a stage, or not at all."""
     if _complete(program):
         return []
     width = int(program.microbatch.max(initial=0)) + 1
@@ -90,6 +95,10 @@ def _complete(program: Program) -> bool:
     """Whether nothing is missing or repeated: the quick answer for a program of computations that is right."""
     size, cell = cells(program), cell_of(program)
     if size > len(program) or program.explicit_communication:
+        return False
+    reduces = program.kind == Kind.REDUCE
+    chunk = program.replica[reduces].astype(np.int64) * program.stages + program.stage[reduces]
+    if len(np.unique(chunk)) < len(chunk):
         return False
     forward, whole, inputs, weights = (np.bincount(cell[program.kind == kind], minlength=size) for kind in COMPUTE)
     once = (forward == 1) & (whole + inputs == 1) & (inputs == weights)
@@ -190,21 +199,30 @@ def _wrong_order(program: Program) -> list[Diagnostic]:
 
 def _cycle(program: Program, stuck: Stuck) -> Diagnostic:
     """Ranks that wait for each other even if every message is buffered."""
-    needs, rank_of = dependencies(program), program.rank_of()
+    needs, met, rank_of = dependencies(program), meetings(program), program.rank_of()
     stands = {int(rank_of[row]): row for row in stuck.rows}
+
+    def wanted(row: int) -> int:
+        """What a row waits for: the data that it needs, or the REDUCE of a rank that has not come to it."""
+        if met.stage[row] < 0:
+            return int(needs.upstream[row])
+        return next(each for each in met.rows[int(met.stage[row])] if stands[int(rank_of[each])] != each)
+
     rank, seen = next(iter(stands)), dict[int, int]()
     while rank not in seen:
         seen[rank] = len(seen)
-        rank = int(rank_of[needs.upstream[stands[rank]]])
+        rank = int(rank_of[wanted(stands[rank])])
     cycle = [number for number, place in seen.items() if place >= seen[rank]]
     labels = []
     for number in cycle:
-        row, need = stands[number], int(needs.upstream[stands[number]])
+        row, need = stands[number], wanted(stands[number])
         other = int(rank_of[need])
         text = f"rank {number} waits here, at {program.label(row)}, for {program.label(need)}"
         after = f"; rank {other} runs that only after {program.label(stands[other])}"
         labels.append(Label(program.span_of(row), text + after))
     message = f"ranks {first_few(cycle, len(cycle))} wait for each other, whatever the transport"
+    if any(met.stage[stands[number]] >= 0 for number in cycle):
+        return Diagnostic("PD301", f"deadlock: {message}", labels[0].span, tuple(labels), help=REDUCE_HELP)
     return Diagnostic("PD209", message, labels[0].span, tuple(labels))
 
 

@@ -17,6 +17,7 @@ from verify.deadlock import hangs, mirrored, stuck_events
 from verify.events import EventGraph, event_graph
 from verify.matching import match_alike
 from verify.messages import check_messages, crossed
+from verify.reductions import check_meetings
 from verify.remedies import find_remedies
 from verify.report import Remedy
 from verify.standing import stuck_ranks
@@ -35,7 +36,7 @@ def check_waiting(
     to_itself = bool((calls.peer == calls.rank_of()).any())
     defined = [t for t in transports if t.communicators is Communicators.NONE or not to_itself]
     states = {transport.name: UNDEFINED for transport in transports}
-    found = check_messages(calls, defined, program)
+    found = check_meetings(calls, program) + check_messages(calls, defined, program)
     if len(defined) < len(transports):
         where = ", ".join(t.name for t in transports if t not in defined)
         found.append(Diagnostic("PD303", f"a rank sends to itself, which is not defined on {where}"))

@@ -182,6 +182,8 @@ class ParametricBlock:
             loop.singles(first, 0, int(rounds.constant), of_first)
 
     def _op(self, word: Op, scope: Mapping[str, int], env: Environment, out: _Output) -> None:
+        if word.kind == "REDUCE":
+            raise Unknown(word.span, "`REDUCE` is not analysed for all m")
         if Kind[word.kind] not in COMPUTE:
             raise Unknown(word.span, "communication is written by hand, which is not analysed for all m")
         chunk: Value = 0

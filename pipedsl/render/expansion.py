@@ -15,7 +15,8 @@ from pipedsl.program import Kind, Program
 def program_json(program: Program) -> Iterator[str]:
     """`{"schedule", "params", "stages", "placement", "memory", "ranks": [[["F", stage, microbatch], ...], ...]}`.
 
-    With replicas an operation has its replica as fourth element, and `placement` is a list of them.
+    With replicas an operation has its replica as fourth element, and `placement` is a list of them. The microbatch of
+    a REDUCE is null.
     """
     placement = program.placement.tolist()
     head = {
@@ -31,7 +32,8 @@ def program_json(program: Program) -> Iterator[str]:
 def calls_json(calls: Calls) -> Iterator[str]:
     """`{"ranks": [[["isend", peer, tag], ["wait", k], ["batch", [["isend", peer, tag], ...]], ...], ...]}`.
 
-    `k` counts the rank's non-blocking requests from 0. Computations are left out.
+    A REDUCE is `["reduce", [rank, ...], "stage 2"]`. `k` counts the rank's non-blocking requests from 0. Computations
+    are left out.
     """
     yield from _json({}, (rank_calls(calls, rank) for rank in range(calls.ranks)))
 
@@ -43,7 +45,7 @@ def program_text(program: Program) -> Iterator[str]:
         words = []
         for name, stage, microbatch, replica in _rows(program, rank):
             at = f"@{chunk.get((replica, stage), '?')}" if len(chunk) > 1 else ""
-            words.append(f"{name}{at}[{microbatch}]")
+            words.append(f"{name}{at}" + ("" if microbatch is None else f"[{microbatch}]"))
         yield f"rank {rank}: {' '.join(words)}\n"
 
 
@@ -64,14 +66,14 @@ def _json(head: dict[str, Any], ranks: Iterable[list[Any]]) -> Iterator[str]:
     yield "\n  ]\n}\n"
 
 
-def _rows(program: Program, rank: int) -> Iterator[tuple[str, int, int, int]]:
-    """(kind, stage, microbatch, replica) of each operation of a rank."""
+def _rows(program: Program, rank: int) -> Iterator[tuple[str, int, int | None, int]]:
+    """(kind, stage, microbatch, replica) of each operation of a rank; no microbatch for a REDUCE."""
     names = {int(kind): kind.name for kind in Kind}
     window = program.rows(rank)
     part = slice(window.start, window.stop)
     columns = (program.kind, program.stage, program.microbatch, program.replica)
     for kind, stage, microbatch, replica in zip(*(column[part].tolist() for column in columns), strict=True):
-        yield names[kind], stage, microbatch, replica
+        yield names[kind], stage, None if kind == Kind.REDUCE else microbatch, replica
 
 
 def _operations(program: Program, rank: int) -> list[Any]:

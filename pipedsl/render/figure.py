@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from pipedsl.library import UsageError
-from pipedsl.program import COMPUTE, Ints, Kind, Program
+from pipedsl.program import WORK, Ints, Kind, Program
 from pipedsl.render.memory import MemoryOverTime
 from pipedsl.simulate import Timeline
 
 SUFFIXES = (".svg", ".png", ".pdf")
-COLOURS = {Kind.F: "#4c72b0", Kind.B: "#55a868", Kind.I: "#64b5cd", Kind.W: "#c44e52"}
+COLOURS = {Kind.F: "#4c72b0", Kind.B: "#55a868", Kind.I: "#64b5cd", Kind.W: "#c44e52", Kind.REDUCE: "#8172b3"}
 NAMES = {Kind.F: "F forward", Kind.B: "B backward", Kind.I: "I backward of input", Kind.W: "W backward of weights"}
+NAMES |= {Kind.REDUCE: "REDUCE"}
 
 WIDTH, ROW, MOST_HEIGHT = 12.0, 0.32, 60.0  # inches
 MOST_NUMBERS = 3_000  # texts in one picture
@@ -91,7 +92,7 @@ def _draw_rows(axes: Any, program: Program, timeline: Timeline) -> None:
     rank = program.rank_of().astype(np.float64)
     last = float(end.max()) if len(end) else 0.0
     legend = []
-    for kind in COMPUTE:
+    for kind in WORK:
         rows = np.flatnonzero((program.kind == kind) & (end > start))
         if not len(rows):
             continue

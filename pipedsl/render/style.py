@@ -24,6 +24,7 @@ SEQUENCES = {
     "backward": "32",
     "input": "36",
     "weight": "35",
+    "reduce": "33",
 }
 
 # Of these, the ones that are not shown as they are could hide or reorder the text around them.

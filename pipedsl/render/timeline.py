@@ -2,7 +2,7 @@
 
     rank 0 |012...aa.bb.cc|
 
-`F` is the last digit of its microbatch, `B` and `I` a small letter, `W` a capital one, a dot is idle time.
+`F` is the last digit of its microbatch, `B` and `I` a small letter, `W` a capital one, REDUCE a plus, idle time a dot.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipedsl.render.style import Line, line
 from pipedsl.simulate import Timeline
 
 GLYPHS = {Kind.F: string.digits, Kind.B: string.ascii_lowercase, Kind.I: string.ascii_lowercase}
-GLYPHS[Kind.W] = string.ascii_uppercase
-STYLES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input", Kind.W: "weight"}
+GLYPHS |= {Kind.W: string.ascii_uppercase, Kind.REDUCE: "+"}
+STYLES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input", Kind.W: "weight", Kind.REDUCE: "reduce"}
 CUT = " ... "
 
 # The shortest operation is drawn no wider than this; a finer unit of time would only stretch the picture.
@@ -82,6 +82,7 @@ def legend_line(program: Program) -> Line:
         Kind.B: "a-z B (backward)",
         Kind.I: "a-z I (backward of the input)",
         Kind.W: "A-Z W (backward of the weights)",
+        Kind.REDUCE: "+ REDUCE",
     }
     used = set(np.unique(program.kind).tolist())
     pieces: list[str | tuple[str, str]] = []

@@ -14,7 +14,9 @@ Mark = tuple[PlannedCall, Any, Any]  # a computation, and the moments when it be
 
 
 class Event(NamedTuple):
-    """A computation as it ran, `label` as `F s2 mb3`; `start` and `end` in seconds of this machine's clock.
+    """A computation or REDUCE as it ran, `label` as `F s2 mb3`; `start` and `end` in seconds of this machine's clock.
+
+    A REDUCE, as `REDUCE s2`, has -1 for the microbatch, and has waited for the other copies of its stage.
 
     Where there are copies of the stages, `label` is `F s2/up mb3`, and `stage` and `microbatch` are those of the copy.
     """

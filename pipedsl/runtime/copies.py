@@ -1,6 +1,7 @@
 """Stages that there are several copies of: once per step their gradients are summed, so all copies have the same.
 
-The ranks that hold a parameter meet after a step's last call. Every two of them exchange what they have, and each adds
+The ranks that hold a parameter meet where the schedule has the REDUCE of its stage, else after a step's last call.
+Every two of them exchange what they have, and each adds
 up in the order of ranks: all get the same bits, and copies that begin equal stay equal. All ranks go through the groups
 of ranks in one order, so none waits in a circle; of every two the lower one sends first, as where a rank's messages
 run one by one.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,8 @@ Held = tuple[int, list[Entry]]  # a stage, and the parameters of a copy of it; t
 class _Shared:
     """A parameter with copies, as one rank sees it.
 
-    `own`: what it holds of it, usually one. `owners`: the ranks that hold it, in order, this one included.
+    `own`: what it holds of it, usually one. `owners`: the ranks that hold it, in order, this one included. `stage`: the
+    only one that it is of, whichever the copy; None where it is of several.
     """
 
     name: str
@@ -44,6 +46,7 @@ class _Shared:
     owners: tuple[int, ...]
     trained: bool
     gradient_type: str
+    stage: int | None
 
     def counted(self, rank: int) -> int:
         """How many of its own count, where all copies together count once: 1 or 0."""
@@ -124,7 +127,8 @@ class Copies:
             _, _, gradient_type, trained = each.kind
             if self._wire.rank in owners and len(each.holders) > 1 and not any(one in ties for one in each.holders):
                 own = tuple(self._parameters[k] for rank, k in each.holders if rank == self._wire.rank)
-                self._groups.setdefault(owners, []).append(_Shared(each.name, own, owners, trained, gradient_type))
+                shared = _Shared(each.name, own, owners, trained, gradient_type, each.stage)
+                self._groups.setdefault(owners, []).append(shared)
 
     def counted_elsewhere(self) -> set[int]:
         """`id`s of the parameters of which another copy counts, where all together are to be counted once."""
@@ -167,16 +171,23 @@ class Copies:
                         q.grad.detach().zero_()
         self._compared = True
 
-    def finish(self, watch: Watch) -> None:
-        """The step's gradients are complete here: put the sum over all copies in their place."""
+    def reduce(self, stage: int, watch: Watch, where: str) -> None:
+        """A stage's gradients are complete here: put the sum over all copies in their place. `where`: in words."""
+        self._reduce(lambda each: each.stage == stage, watch, f"{where}: ")
+
+    def finish(self, watch: Watch, done: Collection[int]) -> None:
+        """The step's gradients are complete here: sum those that are not of the stages of `done`."""
+        self._reduce(lambda each: each.stage is None or each.stage not in done, watch, "")
+
+    def _reduce(self, chosen: Callable[[_Shared], bool], watch: Watch, where: str) -> None:
         for owners, group in sorted(self._groups.items()):
-            trained = [each for each in group if each.trained]
-            used = self._used(owners, trained, watch) if trained else []
+            trained = [each for each in group if each.trained and chosen(each)]
+            used = self._used(owners, trained, watch, where) if trained else []
             for bucket in _buckets(used):
                 watch.stop_if_failed()
-                self._sum(owners, bucket, watch)
+                self._sum(owners, bucket, watch, where)
 
-    def _used(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch) -> list[_Shared]:
+    def _used(self, owners: Sequence[int], group: Sequence[_Shared], watch: Watch, where: str) -> list[_Shared]:
         """Those that have a gradient anywhere. The others keep none, as in one process.
 
         Where all are used here, nothing is said or heard that holds up the host of a GPU.
@@ -185,18 +196,19 @@ class Copies:
         used = torch.ones(len(here), dtype=torch.uint8, device=group[0].own[0].device)
         if not all(here):
             used.copy_(torch.tensor(here))
-        others = self._swap_all(owners, used, watch, f"comparing which gradients there are of {_group_words(group)}")
+        doing = f"{where}comparing which gradients there are of {_group_words(group)}"
+        others = self._swap_all(owners, used, watch, doing)
         if all(here):
             return list(group)
         anywhere = torch.stack([used, *others]).amax(0).tolist()
         return [each for each, found in zip(group, anywhere, strict=True) if found]
 
-    def _sum(self, owners: Sequence[int], bucket: Sequence[_Shared], watch: Watch) -> None:
+    def _sum(self, owners: Sequence[int], bucket: Sequence[_Shared], watch: Watch, where: str) -> None:
         """The gradients of a bucket, summed over all their copies."""
         parts = [_local_sum(each) for each in bucket]
         alone = len(parts) == 1 and parts[0].is_contiguous()
         own = parts[0].view(-1) if alone else torch.cat([part.reshape(-1) for part in parts])
-        doing = f"summing the gradients of {_group_words(bucket)}"
+        doing = f"{where}summing the gradients of {_group_words(bucket)}"
         for piece in torch.split(own, max(1, _BUCKET // own.element_size())):
             others = self._swap_all(owners, piece, watch, doing) if len(piece) else []
             if len(others) == 1:
@@ -314,12 +326,14 @@ class Copies:
 class _Joined:
     """One parameter of the model. `holders`: its copies, each by rank and number there; the first one counts.
 
-    `name` is that of its first place: where stages share a parameter, it has several.
+    `name` is that of its first place: where stages share a parameter, it has several. `stage`: the only one that it is
+    of, else None.
     """
 
     name: str
     kind: Kind
     holders: list[tuple[int, int]]
+    stage: int | None
 
 
 def _kind(q: torch.nn.Parameter) -> Kind:
@@ -364,12 +378,16 @@ def _kind_words(kind: Kind | None) -> str:
 def _joined(plan: Plan, held: Mapping[int, Sequence[Held]]) -> list[_Joined]:
     """The parameters of the model, each with all of its copies; the same on every rank.
 
-    What has the same name in two copies of a stage is one parameter, and so is what two stages of a rank share.
+    What has the same name in two copies of a stage is one parameter, and so is what two stages of a rank share. Those
+    of the loss function are the last stage's.
     """
+    numbers: dict[str, int] = {}  # of stages, by their words
     places: dict[tuple[str, str], set[tuple[int, int]]] = {}
     kinds: dict[tuple[str, str], Kind] = {}
     for rank, stages in sorted(held.items()):
         for stage, entries in stages:
+            last = stage == len(plan.placement)
+            numbers[_stage_words(plan, stage)] = plan.stages - 1 if last else stage % plan.stages
             for name, number, kind in entries:
                 place = (_stage_words(plan, stage), name)
                 places.setdefault(place, set()).add((rank, number))
@@ -381,14 +399,16 @@ def _joined(plan: Plan, held: Mapping[int, Sequence[Held]]) -> list[_Joined]:
     found = []
     left = dict(places)
     for place in places:
-        waiting, holders = [place], set[tuple[int, int]]()
+        waiting, holders, of = [place], set[tuple[int, int]](), set[int]()
         while waiting:
+            of.add(numbers[waiting[-1][0]])
             for holder in left.pop(waiting.pop(), set()) - holders:
                 holders.add(holder)
                 waiting.extend(of_holder[holder])
         if holders:
             stage_words, name = place
-            found.append(_Joined(f"`{name}` of {stage_words}", kinds[place], sorted(holders)))
+            only = of.pop() if len(of) == 1 else None
+            found.append(_Joined(f"`{name}` of {stage_words}", kinds[place], sorted(holders), only))
     return found
 
 

@@ -1,4 +1,5 @@
-"""Stages that have replicas in other pipelines: gradients are reduced over them once per step, after the last backward.
+"""Stages that have replicas in other pipelines: gradients are reduced over them once per step, after the last backward,
+or where the schedule has the stage's REDUCE.
 
 DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`) in every microbatch's.
 """
@@ -16,10 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from pipedsl.runtime.chunk import Chunk, Gradients
 
 
-def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int]) -> Chunk:
-    """The chunk for a module of any kind. `split`: the microbatches whose backward runs as I and W."""
+def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int], reduced: bool) -> Chunk:
+    """The chunk for a module of any kind. `split`: the microbatches whose backward runs as I and W.
+
+    `reduced`: the schedule says where its gradients are reduced.
+    """
     sharded = [each for each in module.modules() if _is_sharded(each)]
-    return ShardedChunk(module, sharded, microbatches) if sharded else Chunk(module, split)
+    return ShardedChunk(module, sharded, microbatches, reduced) if sharded else Chunk(module, split)
 
 
 def _is_sharded(module: torch.nn.Module) -> bool:
@@ -30,13 +34,15 @@ def _is_sharded(module: torch.nn.Module) -> bool:
 class ShardedChunk(Chunk):
     """A stage under FSDP2, whose hooks take a microbatch's gradients when the input's is known.
 
-    So its backward is not split: I does all that B does, and W nothing.
+    So its backward is not split: I does all that B does, and W nothing. Gradients are reduced in the last backward, or,
+    where `reduced`, by `reduce`.
     """
 
-    def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int) -> None:
+    def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
         super().__init__(module)
         self._sharded = sharded
         self._microbatches = microbatches
+        self._reduced = reduced
         self._left = 0
         self._ran = False
 
@@ -49,6 +55,9 @@ class ShardedChunk(Chunk):
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         self._left -= 1
         runs = any(gradient is not None for gradient in gradients)
+        if self._reduced:
+            self._ran |= runs
+            return super().backward(microbatch, gradients)
         if self._left == 0 and runs:
             self._synchronise(True)
         elif self._left == 0 and self._ran:
@@ -72,6 +81,20 @@ class ShardedChunk(Chunk):
         self._left -= 1
         if self._left == 0:
             self._reshard()
+
+    def reduce(self) -> None:
+        """Reduce the gradients of all microbatches over the replicas, as the end of a backward would.
+
+        torch's own pipelining goes the same way: what a module does after a backward has no other name.
+        """
+        if not self._ran:
+            self._reshard()
+            return
+        self._synchronise(True)
+        for each in self._sharded:
+            state = each._get_fsdp_state()
+            if state._is_root:
+                state._root_post_backward_final_callback()
 
     def _reshard(self) -> None:
         """No backward follows, which would have done it."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pipedsl.runtime.chunk import Arrived
-from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall
+from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
 from pipedsl.runtime.presence import Presence
 from pipedsl.runtime.tree import Layout, Structure
 from pipedsl.runtime.watch import Watch
@@ -115,9 +115,7 @@ class Exchange:
     def _warm_up(self, calls: Sequence[PlannedCall]) -> None:
         """One tiny message per channel, in one order that all ranks share, so that none waits in a circle."""
         me = self._wire.rank
-        channels = {
-            (c.peer, me) if c.receives else (me, c.peer) for c in calls if c.kind not in (*COMPUTE_KINDS, "wait")
-        }
+        channels = {(c.peer, me) if c.receives else (me, c.peer) for c in calls if c.kind not in (*WORK_KINDS, "wait")}
         for source, destination in sorted(channels):
             tensor = torch.zeros(1, device=self._device)
             peer = destination if source == me else source

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
 from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.copies import Copies
-from pipedsl.runtime.data_parallel import held_back, make_chunk, reduce_gradients, replicated_parts, unsupported
+from pipedsl.runtime.data_parallel import held_back, make_chunk, unsupported
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.post_mortem import post_mortem_folder
+from pipedsl.runtime.reductions import Reductions, reduced_stages
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
@@ -113,15 +114,19 @@ class Executor:
     def _prepare(self) -> None:
         """Put together what the steps will run."""
         plan, wire, stages = self._plan, self._wire, self._stages
-        self._replicated = replicated_parts(self._modules)
         calls = merge_backwards(read_calls(plan, wire.rank))
+        modules, reduced = dict(zip(stages, self._modules, strict=True)), reduced_stages(calls)
+        self._reductions = Reductions(plan, modules, calls, self._copies, self._tied, self._watch)
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
-            stage: make_chunk(module, plan.microbatches_each, split_backwards(calls, stage))
-            for stage, module in zip(stages, self._modules, strict=True)
+            stage: make_chunk(module, plan.microbatches_each, split_backwards(calls, stage), stage in reduced)
+            for stage, module in modules.items()
         }
+        self._reductions.learn(stage_chunks)
         self._exchange = Exchange(plan, wire, self._name, self._device, self._watch)
-        self._loop = Loop(plan, calls, stage_chunks, self._loss_fn, self._exchange, self._watch, self._device)
+        self._loop = Loop(
+            plan, calls, stage_chunks, self._loss_fn, self._exchange, self._watch, self._device, self._reductions.reduce
+        )
 
     def step(
         self,
@@ -158,10 +163,10 @@ class Executor:
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
             off = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
-            with torch.set_grad_enabled(train), off, held_back(self._replicated):
+            with torch.set_grad_enabled(train), off, held_back(self._reductions.parts):
                 result = self._run(batch, targets, extras, train, scale, seed, autocast)
             if train:
-                self._reduce()
+                self._reductions.finish()
         return result
 
     def unscale_(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -292,15 +297,6 @@ class Executor:
             return results
         losses = torch.stack(results)
         return losses if self._count_fn is None else losses * (share * m)
-
-    def _reduce(self) -> None:
-        """After the last backward: sum what ranks share, and average over replicas."""
-        self._copies.finish(self._watch)
-        self._tied.finish(self._watch)
-        for each in self._replicated:
-            self._watch.stop_if_failed()
-            self._watch.position.note("reducing gradients over replicas")
-            reduce_gradients(each)
 
 
 def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:

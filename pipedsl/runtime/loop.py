@@ -12,7 +12,7 @@ import torch
 from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.exchange import Exchange
-from pipedsl.runtime.plan import COMPUTE_KINDS, Plan, PlannedCall, forward_only
+from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall, forward_only
 from pipedsl.runtime.seeded import seeded
 from pipedsl.runtime.timeline import labelled
 from pipedsl.runtime.tree import flatten
@@ -60,6 +60,7 @@ class Loop:
         exchange: Exchange,
         watch: Watch,
         device: torch.device,
+        reduce: Callable[[PlannedCall], None],
     ) -> None:
         self._firsts = frozenset(stage for stage in chunks if plan.is_first(stage))
         self._lasts = frozenset(stage for stage in chunks if plan.is_last(stage))
@@ -71,6 +72,7 @@ class Loop:
         self._exchange = exchange
         self._watch = watch
         self._device = device
+        self._reduce = reduce
         self._calls = calls
         self._given = Given([], 0, [], 0, (), 0.0, False, False)
         self._seeds: dict[int, list[torch.Tensor]] = {}  # what the backwards begin with, by microbatch
@@ -81,7 +83,7 @@ class Loop:
         }
 
     def run(self, given: Given, clock: Clock | None) -> None:
-        """Run a step's calls; with a clock, note when each computation began and ended."""
+        """Run a step's calls; with a clock, note when each computation and REDUCE began and ended."""
         self._given = given
         given.results = [None] * self._microbatches
         self._seeds.clear()
@@ -104,7 +106,7 @@ class Loop:
             program = [(call, labelled(call, act)) for call, act in program]
         if clock:
             program = [
-                (call, _timed(call, act, clock, given.marks) if call.kind in COMPUTE_KINDS else act)
+                (call, _timed(call, act, clock, given.marks) if call.kind in WORK_KINDS else act)
                 for call, act in program
             ]
         for call, act in program:
@@ -114,7 +116,9 @@ class Loop:
             act()
 
     def _prepare(self, call: PlannedCall) -> Callable[[], None]:
-        if call.kind not in COMPUTE_KINDS:
+        if call.kind == "REDUCE":
+            return partial(self._reduce, call)
+        if call.kind not in WORK_KINDS:
             return self._exchange.prepare(call)
         stage, microbatch = call.cell
         chunk = self._chunks[stage]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 COMPUTE_KINDS = ("F", "B", "I", "W")
+WORK_KINDS = (*COMPUTE_KINDS, "REDUCE")  # what is no message
 
 
 class PipelineError(RuntimeError):
@@ -20,9 +21,9 @@ class Plan:
     on from copy to copy: the second one's first stage has the number `stages`, the number of stages of one copy, and
     `microbatches` is how many all of them run in a step. For people a stage is called `1/up`.
 
-    A line is a computation `F stage microbatch line`, a message `isend F3@1 peer line` (or irecv, send, recv) or
-    `wait request line`; `request` counts the rank's isends and irecvs from 0, `line` is that of the schedule's text.
-    `transports`: the verdict on each, as `{"gloo": "safe"}`.
+    A line is a computation `F stage microbatch line`, a sum of gradients `REDUCE stage line`, a message
+    `isend F3@1 peer line` (or irecv, send, recv) or `wait request line`; `request` counts the rank's isends and irecvs
+    from 0, `line` is that of the schedule's text. `transports`: the verdict on each, as `{"gloo": "safe"}`.
     """
 
     schedule: str
@@ -77,7 +78,8 @@ class Plan:
 class PlannedCall:
     """One call of a rank.
 
-    `stage`, `microbatch`: of the computation, or of the message, whose stage is its destination. `backward`: the
+    `stage`, `microbatch`: of the computation, or of the message, whose stage is its destination; a REDUCE has -1 for
+    the microbatch. `backward`: the
     message is a gradient. `peer`: the other rank, also of a wait, else -1. `request`: of isend, irecv and wait, else
     -1. `receives`: of a message and of a wait. `stage_name`, `number`: stage and microbatch as people call them.
     """
@@ -103,7 +105,9 @@ class PlannedCall:
 
     @property
     def label(self) -> str:
-        """What it is called where times are shown: `F s2 mb3`; of a message to stage 2, `wait F s2 mb3`."""
+        """What it is called where times are shown: `F s2 mb3`, `REDUCE s2`; of a message there, `wait F s2 mb3`."""
+        if self.kind == "REDUCE":
+            return f"REDUCE s{self.stage_name}"
         what = self.kind if self.kind in COMPUTE_KINDS else f"{self.kind} {'B' if self.backward else 'F'}"
         return f"{what} s{self.stage_name} mb{self.number}"
 
@@ -111,6 +115,8 @@ class PlannedCall:
         """`F of stage 1, microbatch 3 (x.sched:14)`, `wait for B3@1 from rank 2 (x.sched:14)`."""
         if self.kind in COMPUTE_KINDS:
             text = f"{self.kind} of stage {self.stage_name}, microbatch {self.number}"
+        elif self.kind == "REDUCE":
+            text = f"REDUCE of stage {self.stage_name}"
         elif self.kind == "wait":
             way = "to arrive from" if self.receives else "to be taken by"
             text = f"wait for {self.message} {way} rank {self.peer}"
@@ -132,6 +138,9 @@ def read_calls(plan: Plan, rank: int) -> list[PlannedCall]:
             stage, microbatch, line = map(int, words)
             names = plan.stage_name(stage), plan.microbatch_name(microbatch)
             calls.append(PlannedCall(kind, stage, microbatch, -1, -1, False, False, line, *names))
+        elif kind == "REDUCE":
+            stage, line = map(int, words)
+            calls.append(PlannedCall(kind, stage, -1, -1, -1, False, False, line, plan.stage_name(stage), -1))
         elif kind == "wait":
             request, line = map(int, words)
             made = requests[request]
@@ -173,4 +182,4 @@ def forward_only(calls: Sequence[PlannedCall]) -> list[PlannedCall]:
 
     Both ends leave out the same messages, so what could not deadlock still cannot.
     """
-    return [call for call in calls if call.kind == "F" or (call.kind not in COMPUTE_KINDS and not call.backward)]
+    return [call for call in calls if call.kind == "F" or (call.kind not in WORK_KINDS and not call.backward)]

@@ -11,7 +11,7 @@ import numpy as np
 from pipedsl.diagnostics import Source, Span
 from pipedsl.program import Costs, Kind, Memory, Program
 
-_OPERATION = re.compile(r"(?P<kind>[A-Z_]*[A-Z])(?P<microbatch>\d+)(@(?P<stage>\d+))?(/(?P<replica>\d+))?")
+_OPERATION = re.compile(r"(?P<kind>[A-Z_]*[A-Z])(?P<microbatch>\d*)(@(?P<stage>\d+))?(/(?P<replica>\d+))?")
 
 
 def costs(stages: int, f: object = 1, i: object = 1, w: object = 1, b: object = None, send: object = 0) -> Costs:
@@ -39,7 +39,7 @@ def word_program(
     sizes: Memory | None = None,
     params: Mapping[str, int] | None = None,
 ) -> Program:
-    """`F0` is microbatch 0 of the rank's only stage, `F0@2` of stage 2, `F0@2/1` of replica 1."""
+    """`F0` is microbatch 0 of the rank's only stage, `F0@2` of stage 2, `F0@2/1` of replica 1; `REDUCE@2`."""
     ranks = len(words)
     places = np.array([placement if placement is not None else range(ranks)], np.int32)
     stages = places.shape[1]
@@ -50,7 +50,7 @@ def word_program(
             assert match, operation
             own = np.flatnonzero(places[0] == rank)
             stage = int(match["stage"]) if match["stage"] else int(own[0])
-            rows.append((Kind[match["kind"]], stage, int(match["microbatch"]), int(match["replica"] or 0)))
+            rows.append((Kind[match["kind"]], stage, int(match["microbatch"] or -1), int(match["replica"] or 0)))
             spans.append((len(text), len(text) + len(operation)))
             text += operation + " "
         text += "\n"

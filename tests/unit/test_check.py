@@ -67,7 +67,8 @@ def test_a_schedule_without_mistakes() -> None:
         ("PD110", HEAD + BODY + "fn f(x) = g(x)\nfn g(x) = h(x)\nfn h(x) = f(x)"),
         ("PD601", HEAD + "rank r { F * m || B * m }"),
         ("PD113", HEAD + "rank r { (F & B) * m }"),
-        ("PD113", HEAD + "rank r { F * m B * m REDUCE }"),
+        ("PD205", HEAD + "rank r { F * m B * m REDUCE[0] }"),
+        ("PD113", HEAD + "rank r { F * m B * m OFFLOAD }"),
         ("PD601", "schedule x(p, m)\nstages p\nplace ?\n" + BODY),
         ("PD115", "schedule x(p, m)\nstages p\nreplica up { place s -> s }\n" + BODY),
         ("PD601", HEAD + BODY + "minimize makespan"),
@@ -101,9 +102,11 @@ def test_help_names_what_was_probably_meant() -> None:
     assert [d.help for d in found(text)] == ["did you mean `warmup`?"]
 
 
-def test_help_says_what_happens_without_a_reduce() -> None:
-    (diagnostic,) = found(HEAD + "rank r { F * m B * m REDUCE }")
-    assert diagnostic.help == "leave it out: gradients of replicas are summed at the end of a step"
+def test_a_search_problem_has_no_reduce() -> None:
+    text = HEAD + "rank r { (F * m || B * m) REDUCE }"
+    (diagnostic,) = check(parse_text(text), searching=True)
+    assert diagnostic.code == "PD113"
+    assert diagnostic.help == "leave it out, and write it into what search finds"
 
 
 def test_the_cycle_of_a_recursion_is_shown() -> None:

@@ -78,8 +78,23 @@ def test_an_overlap_is_its_two_computations_in_sequence() -> None:
 
 
 def test_sharding_is_checked_and_left_out() -> None:
-    program = read("0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD\n")
+    program = read("0UNSHARD,0F0,0B0,0RESHARD\n")
     assert operations(program, 0) == ["0F0", "0B0"]
+
+
+def test_reduce_grad_is_a_reduce() -> None:
+    text = "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1REDUCE_GRAD,1SEND_B0\n"
+    program = read(text)
+    assert [Kind(kind) for kind in program.kind[4:9]] == [Kind.REDUCE, Kind.RECV_F, Kind.F, Kind.B, Kind.REDUCE]
+    assert program.microbatch[program.kind == Kind.REDUCE].tolist() == [-1, -1]
+    assert program.span_of(4).text == "0REDUCE_GRAD"
+    assert verify(program).verdict is Verdict.VERIFIED
+    assert write_csv(program) == text
+
+
+def test_a_reduce_is_written_with_communication_and_without() -> None:
+    program = word_program([["F0", "B0", "REDUCE"]])
+    assert write_csv(program) == write_csv(program, lower(program, simulate(program))) == "0F0,0B0,0REDUCE_GRAD\n"
 
 
 @pytest.mark.parametrize(
@@ -298,11 +313,11 @@ def test_a_program_with_communication_is_written_as_it_is() -> None:
 def test_what_has_no_place_in_the_file() -> None:
     replicas = word_program([["F0", "B0"]])
     replicas = replace(replicas, placement=np.array([[0], [0]]))
-    reduce = word_program([["F0", "B0", "REDUCE0"]])
+    offload = word_program([["F0", "OFFLOAD0", "B0"]])
     program = PROGRAMS["1f1b"]
     calls = lower(program, simulate(program))
     batched = replace(calls, batch=np.zeros_like(calls.batch))
-    for attempt in (lambda: write_csv(replicas), lambda: write_csv(reduce), lambda: write_csv(program, batched)):
+    for attempt in (lambda: write_csv(replicas), lambda: write_csv(offload), lambda: write_csv(program, batched)):
         with pytest.raises(DiagnosticError) as caught:
             attempt()
         assert [each.code for each in caught.value.diagnostics] == ["PD113"]

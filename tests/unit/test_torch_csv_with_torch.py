@@ -16,7 +16,7 @@ from pipedsl.simulate import simulate
 from pipedsl.torch_csv import read_csv, write_csv
 from verify import Verdict, verify
 
-pytest.importorskip("torch")
+schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 PROGRAMS = {
     "gpipe": word_program(gpipe(3, 4)),
@@ -58,7 +58,7 @@ def test_what_torch_dumps_is_verified(name: str, p: int, m: int, communication: 
     assert report.verdict is Verdict.VERIFIED
     # Nothing is lost: PyTorch's own tokens come back, but for what moves no data and the brackets of overlaps.
     tokens = text.replace("(", "").replace(")OVERLAP_F_B", "").replace(";", ",").split()
-    left_out = ("", "UNSHARD", "RESHARD", "REDUCE_GRAD")
+    left_out = ("", "UNSHARD", "RESHARD")
     kept = [[token for token in line.split(",") if token.lstrip("0123456789") not in left_out] for line in tokens]
     assert [line.split(",") for line in write_csv(program).split()] == kept
 
@@ -86,6 +86,16 @@ def test_torch_loads_what_is_written(program: Program, tmp_path: Path) -> None:
     lowered = write_csv(program, lower(program, simulate(program)))
     schedule = loaded(lowered, *size, communication=True, folder=tmp_path)
     schedule._simulate()  # raises where a receive comes before its send
+
+
+def test_torch_loads_a_reduce(tmp_path: Path) -> None:
+    words = [["F0", "F1", "B0", "B1", "REDUCE"], ["F0", "B0", "F1", "B1", "REDUCE"]]
+    program = word_program(words)
+    text = write_csv(program, lower(program, simulate(program)))
+    schedule = loaded(text, 2, 2, 2, communication=True, folder=tmp_path)
+    kinds = [[action.computation_type for action in schedule.pipeline_order_with_comms[rank]] for rank in range(2)]
+    assert [row.count(schedules.REDUCE_GRAD) for row in kinds] == [1, 1]
+    assert write_csv(read_csv(Source("x.csv", text))) == text
 
 
 @pytest.fixture(scope="module")
