@@ -22,13 +22,14 @@ def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int
 
     `reduced`: the schedule says where its gradients are reduced.
     """
-    sharded = [each for each in module.modules() if _is_sharded(each)]
+    sharded = sharded_parts(module)
     return ShardedChunk(module, sharded, microbatches, reduced) if sharded else Chunk(module, split)
 
 
-def _is_sharded(module: torch.nn.Module) -> bool:
-    """Whether `fully_shard` has been applied. Its class is not imported: who does not use it need not load it."""
-    return hasattr(module, "set_requires_gradient_sync") and hasattr(module, "set_is_last_backward")
+def sharded_parts(module: torch.nn.Module) -> list[Any]:
+    """What of a module `fully_shard` has been applied to. Its class is not imported: who does not use it need not."""
+    names = ("set_requires_gradient_sync", "set_is_last_backward")
+    return [each for each in module.modules() if all(hasattr(each, name) for name in names)]
 
 
 class ShardedChunk(Chunk):
@@ -42,7 +43,7 @@ class ShardedChunk(Chunk):
         super().__init__(module)
         self._sharded = sharded
         self._microbatches = microbatches
-        self._reduced = reduced
+        self.reduced = reduced
         self._left = 0
         self._ran = False
 
@@ -55,7 +56,7 @@ class ShardedChunk(Chunk):
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         self._left -= 1
         runs = any(gradient is not None for gradient in gradients)
-        if self._reduced:
+        if self.reduced:
             self._ran |= runs
             return super().backward(microbatch, gradients)
         if self._left == 0 and runs:

@@ -21,7 +21,7 @@ from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.post_mortem import post_mortem_folder
-from pipedsl.runtime.reductions import Reductions, reduced_stages
+from pipedsl.runtime.reductions import Reductions
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
@@ -115,11 +115,13 @@ class Executor:
         """Put together what the steps will run."""
         plan, wire, stages = self._plan, self._wire, self._stages
         calls = merge_backwards(read_calls(plan, wire.rank))
-        modules, reduced = dict(zip(stages, self._modules, strict=True)), reduced_stages(calls)
+        modules = dict(zip(stages, self._modules, strict=True))
         self._reductions = Reductions(plan, modules, calls, self._copies, self._tied, self._watch)
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
-            stage: make_chunk(module, plan.microbatches_each, split_backwards(calls, stage), stage in reduced)
+            stage: make_chunk(
+                module, plan.microbatches_each, split_backwards(calls, stage), self._reductions.has(stage, module)
+            )
             for stage, module in modules.items()
         }
         self._reductions.learn(stage_chunks)

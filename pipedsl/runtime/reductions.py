@@ -1,7 +1,7 @@
 """Where a step's gradients are summed: each stage's at its REDUCE, if the schedule has one, all others at the end.
 
-A parameter that several stages share is complete only with the last of them, so it waits for the end, as do those that
-are tied across ranks.
+A parameter, or a replicated module, that several stages share is complete only with the last of them, so it waits for
+the end, as do those that are tied across ranks; a sharded one for the last backward of each of these stages.
 """
 
 from __future__ import annotations
@@ -12,15 +12,10 @@ import torch
 
 from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.copies import Copies
-from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replicated_parts
+from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replicated_parts, sharded_parts
 from pipedsl.runtime.plan import Plan, PlannedCall
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.watch import Watch
-
-
-def reduced_stages(calls: Sequence[PlannedCall]) -> dict[int, PlannedCall]:
-    """The REDUCE of each stage of a rank that has one."""
-    return {call.stage: call for call in calls if call.kind == "REDUCE"}
 
 
 class Reductions:
@@ -42,19 +37,23 @@ class Reductions:
         self._copies = copies
         self._tied = tied
         self._watch = watch
-        self._last = {stage % plan.stages: call for stage, call in reduced_stages(calls).items()}
-        of_part: dict[int, set[int]] = {}
+        self._last = {call.stage % plan.stages: call for call in calls if call.kind == "REDUCE"}
+        stages_of: dict[torch.nn.Module, set[int]] = {}
         for stage, module in modules.items():
-            for part in replicated_parts([module]):
-                of_part.setdefault(id(part), set()).add(stage % plan.stages)
+            for part in (*replicated_parts([module]), *sharded_parts(module)):
+                stages_of.setdefault(part, set()).add(stage % plan.stages)
+        self._alone = {part: next(iter(stages)) for part, stages in stages_of.items() if len(stages) == 1}
         self.parts = replicated_parts(list(modules.values()))
-        self._stages = {part: next(iter(of)) for part in self.parts if len(of := of_part[id(part)]) == 1}
         self._sharded: dict[int, list[ShardedChunk]] = {}
+
+    def has(self, stage: int, module: torch.nn.Module) -> bool:
+        """Whether a stage's gradients wait for a REDUCE."""
+        return stage % self._plan.stages in self._last and all(part in self._alone for part in sharded_parts(module))
 
     def learn(self, chunks: Mapping[int, Chunk]) -> None:
         """What runs the stages."""
         for stage, chunk in chunks.items():
-            if isinstance(chunk, ShardedChunk):
+            if isinstance(chunk, ShardedChunk) and chunk.reduced:
                 self._sharded.setdefault(stage % self._plan.stages, []).append(chunk)
 
     def reduce(self, call: PlannedCall) -> None:
@@ -64,15 +63,17 @@ class Reductions:
             return
         watch, where = self._watch, call.describe(self._plan.source)
         for chunk in self._sharded.get(stage, ()):
+            watch.stop_if_failed()
+            watch.position.note(f"{where}: reducing gradients over replicas")
             chunk.reduce()
         self._copies.reduce(stage, watch, where)
-        self._average([part for part in self.parts if self._stages.get(part) == stage], f"{where}: ")
+        self._average([part for part in self.parts if self._alone.get(part) == stage], f"{where}: ")
 
     def finish(self) -> None:
         """After the last call of a step: all that no REDUCE has summed."""
         self._copies.finish(self._watch, self._last)
         self._tied.finish(self._watch)
-        self._average([part for part in self.parts if self._stages.get(part) not in self._last], "")
+        self._average([part for part in self.parts if self._alone.get(part) not in self._last], "")
 
     def _average(self, parts: Sequence[torch.nn.parallel.DistributedDataParallel], where: str) -> None:
         for part in parts:

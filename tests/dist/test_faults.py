@@ -114,6 +114,18 @@ def test_a_rank_that_died_before_its_copies_gradients_were_summed_is_named(tmp_p
         assert "lost its connection to rank 1 at " in outcome.output
 
 
+def test_a_rank_that_died_in_a_reduction_is_named_with_its_line(tmp_path: Path) -> None:
+    """Rank 2 waits there for rank 1; the others wait for something of these two, or notice in the next step."""
+    pipeline = compiled.compile_to(tmp_path / "x.py", compiled.CHIMERA_REDUCE, p=4, m=2)
+    outcomes = launch(WORKER, 4, [str(pipeline), "kill in a reduction:1"], timeout=LIMIT)
+    assert [outcome.returncode for outcome in outcomes] == [0, -9, 0, 0]
+    *_, line = (k for k, text in enumerate(compiled.CHIMERA_REDUCE.splitlines(), 1) if text == "    REDUCE@down")
+    where = f"REDUCE of stage 2/down (test.sched:{line}): comparing which gradients there are of `"
+    assert f"rank 2 lost its connection to rank 1 at {where}" in outcomes[2].output
+    for outcome in (outcomes[0], outcomes[2], outcomes[3]):
+        assert "lost its connection to rank 1 at " in outcome.output
+
+
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):
         assert outcome.returncode == 0, outcome.output

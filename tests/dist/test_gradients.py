@@ -21,6 +21,7 @@ OWN = {
     "split": compiled.SPLIT,
     "v_shape": compiled.V_SHAPE,
     "last_first": compiled.LAST_FIRST,
+    "v_shape_reduce": compiled.V_SHAPE_REDUCE,
 }
 
 
@@ -30,6 +31,8 @@ OPEN = "F@down * m || B@down * m || F@up * m || B@up * m"
 def two_ways(p: int) -> list[tuple[str, str, int]]:
     """Schedules of two copies that run the pipeline in opposite directions: by hand, and as `search` finds them."""
     cases = [("chimera", compiled.CHIMERA, m) for m in range(1, p // 2 + 1)]
+    cases += [("chimera_reduce", compiled.CHIMERA_REDUCE, m) for m in range(1, p // 2 + 1)]
+    cases.append(("two_ways_reduce", compiled.TWO_WAYS_REDUCE, 3))
     opened = compiled.TWO_WAYS.replace("F@down * m F@up * m B@down * m B@up * m", OPEN)
     for m in (2, 4):
         found = pipedsl.search(parse_text(opened), {"p": p, "m": m}, budget=5)

@@ -30,6 +30,9 @@ FILES = {
     "two_ways_2": (compiled.TWO_WAYS, 2, M),
     "two_ways_split": (compiled.TWO_WAYS_SPLIT, RANKS, M),
     "two_ways_split_2": (compiled.TWO_WAYS_SPLIT, 2, M),
+    "split_reduce_2": (compiled.SPLIT_REDUCE, 2, M),
+    "v_shape_reduce_2": (compiled.V_SHAPE_REDUCE, 2, M),
+    "two_ways_reduce_2": (compiled.TWO_WAYS_REDUCE, 2, M),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from pipedsl.runtime.copies import _parameter_digest
 from tests.support import compiled
-from tests.support.compiled import CHIMERA, TWO_WAYS, TWO_WAYS_SPLIT
-from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
-from tests.support.worker import alone, difference, gradients, load, mlp
+from tests.support.compiled import CHIMERA, CHIMERA_REDUCE, TWO_WAYS, TWO_WAYS_REDUCE, TWO_WAYS_SPLIT
+from tests.support.nccl_like import EAGER, LAZY, Fabric, run_ranks
+from tests.support.on_threads import check, cut, data, errors, pipelines, reference_step, results
+from tests.support.worker import difference, gradients, load, mlp
 
 HALF_SPLIT = TWO_WAYS.replace("B@down * m B@up * m", "I@down * m B@up * m W@down * m")
 CHUNKS = """schedule x(p, m)
@@ -44,6 +45,16 @@ rank r where r == 1 {
     (F@up RECV_F@down SEND_F@up F@down B@down RECV_B@up SEND_B@down B@up) * m
 }
 """
+SPLIT_REDUCE = TWO_WAYS_REDUCE.replace("B@down * m", "I@down * m W@down * m").replace("B@up * m", "I@up * m W@up * m")
+SOME_REDUCE = TWO_WAYS_REDUCE.replace("REDUCE@up B@down * m REDUCE@down", "if r > 0 { REDUCE@up } B@down * m").replace(
+    "REDUCE@down B@up * m REDUCE@up", "if r < p - 1 { REDUCE@down } B@up * m"
+)
+BY_HAND_REDUCE = BY_HAND.replace("B@down) * m", "B@down) * m REDUCE@down REDUCE@up").replace(
+    "B@up) * m", "B@up) * m REDUCE@up REDUCE@down"
+)
+THREE_REDUCE = THREE.replace(
+    "for k in 0 .. 3 { B@k * m }", "for k in 0 .. 3 { B@k * m } for s in 0 .. p { REDUCE@((r - s) % p) }"
+)
 CASES = {
     "chimera of 2": (CHIMERA, 2, 1),
     "chimera of 4": (CHIMERA, 4, 2),
@@ -56,72 +67,14 @@ CASES = {
     "communication placed by hand": (BY_HAND, 2, 2),
     "three copies": (THREE, 3, 2),
     "three copies on two ranks": (THREE.replace("(s + 2) % p", "s"), 2, 2),
+    "chimera of 4 with its sums placed": (CHIMERA_REDUCE, 4, 2),
+    "sums placed and a stage twice on a rank": (TWO_WAYS_REDUCE, 3, 2),
+    "sums placed and all on one rank": (TWO_WAYS_REDUCE, 1, 2),
+    "split with its sums placed": (SPLIT_REDUCE, 4, 3),
+    "sums of some stages placed": (SOME_REDUCE, 4, 2),
+    "sums placed among communication by hand": (BY_HAND_REDUCE, 2, 2),
+    "three copies with their sums placed": (THREE_REDUCE, 3, 2),
 }
-Body = Callable[[Any, int], Any]
-
-
-def pipelines(
-    module: Any,
-    held: dict[int, list[nn.Module]],
-    body: Body,
-    *,
-    mode: str = LAZY,
-    loss_fn: Any = functional.cross_entropy,
-    tied: Callable[[int], Any] = lambda rank: None,
-    **options: Any,
-) -> list[Rank]:
-    """Run `body` as every rank, with a pipeline over the modules that it holds."""
-
-    def work(wire: Any) -> Any:
-        pipe = module.Pipeline(
-            held[wire.rank], loss_fn, process_group=wire, timeout=20, tied=tied(wire.rank), **options
-        )
-        return body(pipe, wire.rank)
-
-    return run_ranks(Fabric(module.PLAN.ranks, mode), work)
-
-
-def cut(module: Any, stages: Sequence[nn.Module]) -> dict[int, list[nn.Module]]:
-    """Every rank's own copies of its stages."""
-    return {rank: [copy.deepcopy(stages[s]) for s in module.stages_of(rank)] for rank in range(module.PLAN.ranks)}
-
-
-def results(ranks: Sequence[Rank]) -> list[Any]:
-    for rank in ranks:
-        if rank.error is not None:
-            raise rank.error
-    assert not any(rank.hung for rank in ranks)
-    return [rank.result for rank in ranks]
-
-
-def errors(ranks: Sequence[Rank]) -> list[str]:
-    assert not any(rank.hung for rank in ranks)
-    assert all(rank.error is not None for rank in ranks), [rank.result for rank in ranks]
-    return [str(rank.error) for rank in ranks]
-
-
-def check(module: Any, held: dict[int, list[nn.Module]], reference: Sequence[nn.Module], bound: float = 1e-5) -> None:
-    """Every copy has the gradients of one process, and all copies of a stage the same bits."""
-    first: dict[tuple[int, str], torch.Tensor | None] = {}
-    for rank, mine in held.items():
-        for stage, ours in zip(module.stages_of(rank), mine, strict=True):
-            expected = gradients(reference[stage])
-            for name, gradient in gradients(ours).items():
-                assert difference(gradient, expected[name]) <= bound, (rank, stage, name)
-                other = first.setdefault((stage, name), gradient)
-                assert (other is None) == (gradient is None)
-                assert gradient is None or other is None or torch.equal(gradient, other), (rank, stage, name)
-
-
-def data(module: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    rows = 2 * module.PLAN.microbatches
-    return torch.randint(11, (rows,), generator=generator), torch.randint(5, (rows,), generator=generator)
-
-
-def reference_step(module: Any, stages: list[nn.Module], batch: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    parts = module.PLAN.microbatches
-    return alone(stages, functional.cross_entropy, list(batch.chunk(parts)), list(targets.chunk(parts)))
 
 
 @pytest.mark.parametrize("mode", [LAZY, EAGER])
@@ -146,7 +99,7 @@ def test_gradients_equal_one_process(name: str, mode: str, tmp_path: Path) -> No
     check(module, held, reference)
 
 
-@pytest.mark.parametrize("text", [TWO_WAYS, TWO_WAYS_SPLIT])
+@pytest.mark.parametrize("text", [TWO_WAYS, TWO_WAYS_SPLIT, TWO_WAYS_REDUCE])
 def test_a_stage_that_is_there_twice_may_be_one_module(text: str, tmp_path: Path) -> None:
     module = load(compiled.compile_to(tmp_path / "x.py", text, p=3, m=2))
     torch.manual_seed(2)
@@ -247,9 +200,10 @@ class Sometimes(nn.Module):
         return y + self.small(y) if float(x.abs().max()) < 1e-3 else y
 
 
-def test_what_is_unused_keeps_no_gradient(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [CHIMERA, CHIMERA_REDUCE])
+def test_what_is_unused_keeps_no_gradient(text: str, tmp_path: Path) -> None:
     """Nowhere, that is: where one copy alone uses it, all get its gradient."""
-    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=2, m=1))
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=2, m=1))
     torch.manual_seed(5)
     reference: list[nn.Module] = [Sometimes(), nn.Linear(4, 5)]
     held = cut(module, reference)
@@ -279,9 +233,10 @@ def tied_model(p: int) -> list[nn.Module]:
     return [embedding, *middle, Head(embedding.weight)]
 
 
-def test_one_parameter_in_two_stages_of_a_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [CHIMERA, CHIMERA_REDUCE])
+def test_one_parameter_in_two_stages_of_a_rank(text: str, tmp_path: Path) -> None:
     """The first rank has one copy's first stage and another's last, which share their weight; so has the last rank."""
-    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=4, m=2))
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=4, m=2))
     torch.manual_seed(6)
     reference = tied_model(4)
     held = {}
@@ -309,8 +264,9 @@ rank r { F * m B * m }
 """
 
 
-def test_parameters_tied_across_ranks(tmp_path: Path) -> None:
-    module = load(compiled.compile_to(tmp_path / "x.py", TIED_APART, p=4, m=2))
+@pytest.mark.parametrize("text", [TIED_APART, TIED_APART.replace("B * m", "B * m REDUCE")])
+def test_parameters_tied_across_ranks(text: str, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=4, m=2))
     torch.manual_seed(7)
     reference = tied_model(2)
     held = {rank: [copy.deepcopy(reference)[s] for s in module.stages_of(rank)] for rank in range(4)}
@@ -546,8 +502,9 @@ def test_messages_name_the_copy(tmp_path: Path) -> None:
     assert all(says in error for error in refused(tmp_path, lambda held: held[0].pop()))
 
 
-def test_the_timeline_and_its_profile(tmp_path: Path) -> None:
-    module = load(compiled.compile_to(tmp_path / "x.py", CHIMERA, p=4, m=2))
+@pytest.mark.parametrize("text", [CHIMERA, CHIMERA_REDUCE])
+def test_the_timeline_and_its_profile(text: str, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=4, m=2))
     held = cut(module, mlp(4))
 
     def body(pipe: Any, rank: int) -> Any:
@@ -556,11 +513,16 @@ def test_the_timeline_and_its_profile(tmp_path: Path) -> None:
 
     timeline = results(pipelines(module, held, body, trace=True))[0]
     labels = sorted(event.label for events in timeline.ranks for event in events)
-    assert labels == sorted(
-        f"{kind} s{s}/{name} mb{i}" for kind in "FB" for i in range(2) for s in range(4) for name in ("down", "up")
-    )
+    stages = [f"s{s}/{name}" for s in range(4) for name in ("down", "up")]
+    sums = [f"REDUCE {stage}" for stage in stages] if text == CHIMERA_REDUCE else []
+    assert labels == sorted([f"{kind} {stage} mb{i}" for kind in "FB" for i in range(2) for stage in stages] + sums)
     costs = json.loads(timeline.profile())["costs"]
-    assert {kind: len(values) for kind, values in costs.items()} == {"F": 4, "B": 4}
+    assert {kind: len(values) for kind, values in costs.items()} == {"F": 4, "B": 4, **({"REDUCE": 4} if sums else {})}
+    shortest = {
+        s: min(e.end - e.start for events in timeline.ranks for e in events if (e.kind, e.stage) == ("REDUCE", s))
+        for s in range(4 if sums else 0)
+    }
+    assert costs.get("REDUCE", []) == [f"{1000 * shortest[s]:.4f}" for s in shortest]
 
 
 @pytest.mark.parametrize(

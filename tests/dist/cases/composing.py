@@ -134,10 +134,92 @@ def stages_that_share_a_replicated_or_sharded_module(job: Job) -> None:
             if wrap == "ddp"
             else fully_shard(stage, mesh=both["data"])
         )
-        compiled = job.compiled("v_shape_2")
-        pipe = compiled.Pipeline([wrapped, wrapped], loss_fn, process_group=both.get_group("pipe"), timeout=90)
+        for name in ("v_shape_2", "v_shape_reduce_2"):
+            stage.zero_grad()
+            compiled = job.compiled(name)
+            pipe = compiled.Pipeline([wrapped, wrapped], loss_fn, process_group=both.get_group("pipe"), timeout=90)
+            for step in range(3):
+                pipe.step(*data[REPLICAS * step + replica])
+            check(stage, expected[own])
+
+
+@case
+def reductions_where_the_schedule_has_them(job: Job) -> None:
+    """A rank's second stage is reduced while its first one still runs; once per step, also before three of them."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+
+    def every_layer(stage: nn.Module) -> nn.Module:
+        for layer in stage.children():
+            fully_shard(layer, mesh=both["data"])
+        return fully_shard(stage, mesh=both["data"])
+
+    ways: dict[str, Callable[[Any], nn.Module]] = {
+        "ddp": lambda stage: DistributedDataParallel(stage, process_group=group),
+        "unused": lambda stage: DistributedDataParallel(stage, process_group=group, find_unused_parameters=True),
+        "fsdp": lambda stage: fully_shard(stage, mesh=both["data"]),
+        "layers": every_layer,
+    }
+    for way, wrap in ways.items():
+        torch.manual_seed(9)
+        stages: list[nn.Module] = [
+            nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)),
+            *(nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 8)) for _ in range(2)),
+            nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 5)),
+        ]
+        expected = on_all_data(stages, steps=3)
+        compiled = job.compiled("v_shape_reduce_2")
+        first, last = (stages[s] for s in compiled.stages_of(own))
+        seen: list[list[torch.Tensor]] = []
+
+        def local(stage: nn.Module) -> list[torch.Tensor]:
+            found = [q.grad for q in stage.parameters() if q.grad is not None]
+            return [(x.to_local() if isinstance(x, DTensor) else x).clone() for x in found]
+
+        def watch(module: nn.Module, given: Any, output: torch.Tensor, stage: nn.Module = last) -> None:
+            if output.requires_grad:
+                output.register_hook(lambda gradient: seen.append(local(stage)))
+
+        first.register_forward_hook(watch)
+        pipe = compiled.Pipeline(
+            [wrap(first), wrap(last)], functional.cross_entropy, process_group=both.get_group("pipe"), timeout=90
+        )
         for step in range(3):
-            pipe.step(*data[REPLICAS * step + replica])
+            pipe.step(*tokens(10 * step + replica))
+            final = local(last)
+            assert len(final) == len(seen[-1]), way
+            assert all(map(torch.equal, seen[-1], final)), way
+        for s in compiled.stages_of(own):
+            check(stages[s], expected[s])
+        pipe.step(*tokens(0), train=False)
+
+
+@case
+def a_split_stage_that_is_reduced_where_the_schedule_says(job: Job) -> None:
+    """After its last W; and FSDP2 needs no last backward for it then: of no microbatch but one a gradient comes back."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for way in ("ddp", "fsdp", "apart"):
+        torch.manual_seed(10)
+        through = Apart(1)
+        stages: list[nn.Module] = mlp(STAGES)
+        if way == "apart":
+            stages = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), through]
+        expected = copy.deepcopy(stages)
+        for each in range(REPLICAS):
+            if way == "apart":
+                expected[1].calls = 0
+            batch, targets = tokens(each)
+            alone(expected, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        for parameter in nn.ModuleList(expected).parameters():
+            assert parameter.grad is not None
+            parameter.grad /= REPLICAS
+        stage = stages[own]
+        wrapped: Any = (
+            DistributedDataParallel(stage, process_group=group) if way == "ddp" else fully_shard(stage, mesh=both["data"])
+        )
+        pipe = pipeline(job, "split_reduce", wrapped, both.get_group("pipe"))
+        pipe.step(*tokens(replica))
         check(stage, expected[own])
 
 

@@ -142,7 +142,7 @@ def two_copies_of_stages_that_are_replicated_or_sharded(job: Job) -> None:
         for parameter in nn.ModuleList(expected).parameters():
             assert parameter.grad is not None
             parameter.grad /= REPLICAS
-        for name in ("two_ways_2", "two_ways_split_2"):
+        for name in ("two_ways_2", "two_ways_split_2", "two_ways_reduce_2"):
             compiled = job.compiled(name)
             mine = [copy.deepcopy(stages[s]) for s in compiled.stages_of(own)]
             if wrap == "ddp":

@@ -17,6 +17,7 @@ from torch import nn
 from tests.support.worker import load, mlp, start
 
 PATIENT = 90.0  # seconds, where it is not time that runs out
+SUMS = {"kill in the sum": "finish", "kill in a reduction": "reduce"}  # of the gradients of copies, and what does it
 TIMED = ("late", "stop", "hang")
 
 
@@ -78,7 +79,7 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
         return compiled.Pipeline(mine, nn.functional.cross_entropy, process_group=group, timeout=timeout)
 
     timeout = patience(fault, make, m, group)
-    if hit and fault != "kill in the sum":
+    if hit and fault not in SUMS:
         mine[0] = Faulty(mine[0], fault, m)
     elif fault == "kill in a pause" and rank == 0:  # the first that it sees of it is a message that cannot be posted
         mine[0] = Faulty(mine[0], "pause", m, microbatch=2)
@@ -96,8 +97,8 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
             if hit and fault == "backward" and step == 1:
                 for parameter in mine[0].parameters():
                     parameter.register_hook(lambda gradient: 1 / 0)
-            if hit and fault == "kill in the sum" and step == 1:
-                compiled.Copies.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            if hit and fault in SUMS and step == 1:
+                setattr(compiled.Copies, SUMS[fault], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
             pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
             if fault == "kill at clipping":
                 store = dist.distributed_c10d._get_default_store()
@@ -105,7 +106,7 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
                 if hit:  # when nobody is in a step any more
                     store.wait([f"stepped/{each}" for each in range(dist.get_world_size())])
                     os.kill(os.getpid(), signal.SIGKILL)
-            if fault != "kill in the sum":
+            if fault not in SUMS:
                 pipe.clip_grad_norm_("much" if hit and fault == "clipping" else 1.0)
     except compiled.PipelineError as error:
         if pipe is not None:  # once broken, it stays so

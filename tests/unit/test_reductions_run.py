@@ -1,0 +1,109 @@
+"""REDUCE in a compiled schedule: a stage's gradients are summed there, on threads and on what behaves as NCCL."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.support import compiled
+from tests.support.compiled import TWO_WAYS_REDUCE
+from tests.support.nccl_like import LAZY, Fabric, run_ranks
+from tests.support.on_threads import check, cut, data, errors, pipelines, reference_step, results
+from tests.support.worker import alone, difference, gradients, load, mlp
+
+NOWHERE = TWO_WAYS_REDUCE.replace("REDUCE@down", "").replace("REDUCE@up", "")
+
+
+@pytest.mark.parametrize("text", [TWO_WAYS_REDUCE, NOWHERE])
+def test_a_stage_is_summed_where_the_schedule_says(text: str, tmp_path: Path) -> None:
+    """While a rank's first stage still runs, its last has the gradient of both copies already: not without REDUCE."""
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=2, m=3))
+    torch.manual_seed(9)
+    reference = mlp(2)
+    held = cut(module, reference)
+    seen: dict[int, list[torch.Tensor | None]] = {}
+
+    def body(pipe: Any, rank: int) -> None:
+        first, last = held[rank][rank], held[rank][1 - rank]  # stages 0 and 1
+
+        def look(gradient: torch.Tensor) -> None:
+            seen[rank] = [None if x is None else x.clone() for x in gradients(last).values()]
+
+        def watch(module: nn.Module, given: Any, output: torch.Tensor) -> None:
+            output.register_hook(look)
+
+        first.register_forward_hook(watch)
+        pipe.step(*data(module))
+
+    results(pipelines(module, held, body))
+    reference_step(module, reference, *data(module))
+    check(module, held, reference)
+    for rank in range(2):
+        pairs = zip(seen[rank], gradients(held[rank][1 - rank]).values(), strict=True)
+        final = [a is not None and b is not None and torch.equal(a, b) for a, b in pairs]
+        assert all(final) if text == TWO_WAYS_REDUCE else not any(final)
+
+
+def test_the_parameters_of_a_loss_are_the_last_stages(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS_REDUCE, p=2, m=2))
+
+    class Loss(nn.Linear):
+        def forward(self, x: Any, targets: Any = None) -> Any:
+            return functional.cross_entropy(super().forward(x), targets)
+
+    torch.manual_seed(10)
+    reference, loss = mlp(2), Loss(5, 5)
+    held, losses = cut(module, reference), [copy.deepcopy(loss) for _ in range(2)]
+
+    def work(wire: Any) -> Any:
+        pipe = module.Pipeline(held[wire.rank], losses[wire.rank], process_group=wire, timeout=20)
+        return pipe.step(*data(module))
+
+    results(run_ranks(Fabric(2, LAZY), work))
+    batch, targets = data(module)
+    alone(reference, loss, list(batch.chunk(4)), list(targets.chunk(4)))
+    check(module, held, reference)
+    for each in losses:
+        assert difference(each.weight.grad, loss.weight.grad) <= 1e-5
+
+
+def test_a_failure_names_the_reduction_and_its_line(tmp_path: Path) -> None:
+    """A rank that fails elsewhere ends the other, which waits for it at a REDUCE."""
+    module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS_REDUCE, p=2, m=1))
+    held = cut(module, mlp(2))
+    pipes: dict[int, Any] = {}
+    waits = "REDUCE of stage 0/down (test.sched:8): "
+
+    def fail(gradient: torch.Tensor) -> None:
+        end = time.monotonic() + 15
+        while time.monotonic() < end and not pipes[0]._watch.position.report()["where"].startswith(waits):
+            time.sleep(0.001)
+        raise ArithmeticError("no gradient")
+
+    def body(pipe: Any, rank: int) -> None:
+        pipes[rank] = pipe
+        pipe.step(*data(module))
+
+    for parameter in held[1][1].parameters():  # the copy of stage 0 on rank 1
+        parameter.register_hook(fail)
+    found = errors(pipelines(module, held, body))
+    assert all("rank 1 failed at B of stage 0/up, microbatch 0 (test.sched:8): Arithm" in error for error in found)
+    assert f"rank 0 was at {waits}comparing which gradients there are of `0.weight` of stage 0" in found[0]
+
+
+def test_labels_and_words(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS_REDUCE, p=2, m=1))
+    sums = [call for call in module.read_calls(module.PLAN, 0) if call.kind == "REDUCE"]
+    assert [call.label for call in sums] == ["REDUCE s1/up", "REDUCE s0/down"]
+    assert [call.describe("x.sched") for call in sums] == [
+        "REDUCE of stage 1/up (x.sched:8)",
+        "REDUCE of stage 0/down (x.sched:8)",
+    ]
+    assert not any(call.kind == "REDUCE" for call in module.forward_only(module.read_calls(module.PLAN, 0)))
