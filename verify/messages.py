@@ -12,7 +12,6 @@ from pipedsl.occupancy import requests_waited
 from pipedsl.program import Ints, Program
 from verify.matching import RECEIVES, SENDS, channels, match, without
 from verify.naming import span_of
-from verify.reductions import check_places, misplaced
 from verify.transports import BY_NAME, Transport
 from verify.wording import and_more
 
@@ -63,9 +62,9 @@ def _lifetime(calls: Calls, row: int) -> tuple[str]:
 
 
 def crossed(calls: Calls, transport: Transport) -> bool:
-    """Whether some receive gets another message than it wants, or a reduction, where order alone counts."""
+    """Whether some receive gets another message than it wants."""
     met = match(calls, transport)
-    return bool((calls.tag[met.send] != calls.tag[met.recv]).any()) or bool(misplaced(calls))
+    return bool((calls.tag[met.send] != calls.tag[met.recv]).any())
 
 
 def check_messages(calls: Calls, transports: Sequence[Transport], program: Program | None) -> list[Diagnostic]:
@@ -76,8 +75,6 @@ def check_messages(calls: Calls, transports: Sequence[Transport], program: Progr
     """
     by_tag = match(calls, BY_NAME["gloo"])
     found = _left_over(calls, by_tag.left, "", program)
-    if not len(by_tag.left) and not all(transport.by_tag for transport in transports):
-        found += check_places(calls, program)
     faulty, told = np.unique(channels(calls, by_tag.left)), np.empty(0, np.int64)
     for transport in transports:
         if transport.by_tag:

@@ -8,8 +8,7 @@ import numpy as np
 
 from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, Label
-from pipedsl.program import Ints, Kind, Program
-from verify.matching import RECEIVES, SENDS
+from pipedsl.program import Kind, Program
 from verify.naming import span_of
 from verify.wording import counted_list, rank_span
 
@@ -84,44 +83,3 @@ def check_meetings(calls: Calls, program: Program | None) -> list[Diagnostic]:
             help_ = "write it on every rank that it names, with the same name and ranks"
             found.append(Diagnostic("PD303", message, span_of(program, calls, row), help=help_))
     return found[:_MOST_FINDINGS]
-
-
-def misplaced(calls: Calls) -> list[tuple[int, int]]:
-    """Pairs of rows that meet at different places among the messages of their ranks; the first of each meeting.
-
-    What is summed goes over the same channels as messages do. Where order alone counts, it must stand between the same
-    messages on both ends.
-    """
-    found = []
-    rank_of = calls.rank_of()
-    for meeting in meetings_of(calls):
-        for a, b in [(a, b) for a in meeting.rows for b in meeting.rows if a < b]:
-            ranks = int(rank_of[a]), int(rank_of[b])
-            before = [_before(calls, row, peer) for row, peer in zip((a, b), ranks[::-1], strict=True)]
-            if before[0] != before[1][::-1]:
-                found.append((a, b))
-                break
-    return found
-
-
-def _before(calls: Calls, row: int, peer: int) -> tuple[int, int]:
-    """How many messages a rank has sent to a peer before one of its rows, and received from it."""
-    first = int(calls.offsets[int(np.searchsorted(calls.offsets, row, "right")) - 1])
-    kinds = calls.kind[first:row][calls.peer[first:row] == peer]
-    return int(np.isin(kinds, SENDS).sum()), int(np.isin(kinds, RECEIVES).sum())
-
-
-def check_places(calls: Calls, program: Program | None) -> list[Diagnostic]:
-    """PD302 for reductions that stand between other messages on one end than on the other."""
-    rank_of: Ints = calls.rank_of()
-    found = []
-    for a, b in misplaced(calls)[:_MOST_FINDINGS]:
-        message = (
-            f"rank {rank_of[a]} comes to `{calls.label(a)}` between other messages with rank {rank_of[b]} than that "
-            "one does: NCCL goes by order alone"
-        )
-        there = span_of(program, calls, b)
-        labels = () if there is None else (Label(there, f"rank {rank_of[b]} comes to it here"),)
-        help_ = "let both ranks send and receive the same messages before it"
-        found.append(Diagnostic("PD302", message, span_of(program, calls, a), labels, help=help_))
-    return found

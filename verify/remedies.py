@@ -160,6 +160,8 @@ def _per_direction(search: Searcher, calls: Calls, transport: Transport) -> Help
 
 def _buffered(search: Searcher, calls: Calls, transport: Transport) -> Help | None:
     """Room for the fewest messages that do: on one channel if one is enough, else on those of the cycles."""
+    if calls.reductions is not None and not transport.by_tag:
+        return None  # what is summed goes over the channels too, and would meet a message that lies there
 
     def trial(room: dict[tuple[int, int], int]) -> Trial:
         return search.trial(Help(calls, Assumed(buffers=room)), transport)

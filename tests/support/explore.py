@@ -51,7 +51,9 @@ class Call:
     waits_before: list[int] = field(default_factory=list)  # waits and blocking calls earlier on the rank
     stream_before: list[int] = field(default_factory=list)
     meets: list[frozenset[int]] = field(default_factory=list)  # first uses: the calls whose hosts gather
-    never: bool = False  # a first use that some rank never comes to
+    never: bool = False  # a first use, or a reduction, that some rank never comes to
+    sums: tuple[str, tuple[int, ...]] | None = None  # a reduction: its name and ranks
+    partners: list[int] = field(default_factory=list)  # those that it meets
 
 
 Edges = Iterable[tuple[str, int, int]]
@@ -75,6 +77,7 @@ class Machine:
         for rank, rows in enumerate(document["ranks"]):
             self._read(rank, rows)
         self._pair_up()
+        self._bring_together()
         if self.nccl:
             self._queue()
         if self.cold:
@@ -88,6 +91,8 @@ class Machine:
             number = len(self.calls)
             if row[0] == "wait":
                 call = Call(rank, [], waits_for=row[1])
+            elif row[0] == "reduce":
+                call = Call(rank, [], sums=(row[2], tuple(row[1])))
             else:
                 members = row[1] if row[0] == "batch" else [row]
                 parts = [Part(rank, peer, name.endswith("send"), str(tag)) for name, peer, tag in members]
@@ -98,7 +103,7 @@ class Machine:
                 if not call.blocking:
                     requests.append(number)
             call.waits_before = holding[:]
-            if call.blocking or call.waits_for is not None:
+            if call.blocking or call.waits_for is not None or call.sums:
                 holding.append(number)
             self.calls.append(call)
             mine.append(number)
@@ -135,12 +140,34 @@ class Machine:
                 part.buffered = True
                 part.before = queue[number - room] if number >= room else None
 
+    def _bring_together(self) -> None:
+        """The first reduction of a name on each of its ranks, then the second, and so on."""
+        of_rank: dict[tuple, list[int]] = {}
+        for number, call in enumerate(self.calls):
+            if call.sums:
+                of_rank.setdefault((*call.sums, call.rank), []).append(number)
+        for (name, ranks, _), numbers in of_rank.items():
+            for place, number in enumerate(numbers):
+                others = [of_rank.get((name, ranks, rank), []) for rank in ranks]
+                self.calls[number].partners = [other[place] for other in others if len(other) > place]
+                self.calls[number].never = len(self.calls[number].partners) < len(ranks)
+
+    def _streams(self, call: Call) -> set[tuple]:
+        if not call.sums:
+            return {part.stream for part in call.parts}
+        rank, others = call.rank, [rank for rank in call.sums[1] if rank != call.rank]
+        if "lazy" in self.transport:
+            return {(rank, tuple(sorted((rank, other)))) for other in others}
+        if "eager" in self.transport:
+            return {(rank, "group") for _ in others}
+        return {(rank, way) for other in others for way in ((rank, other), (other, rank))}
+
     def _queue(self) -> None:
         last: dict[tuple, list[int]] = {}
         for number, call in enumerate(self.calls):
-            for stream in {part.stream for part in call.parts}:
+            for stream in self._streams(call):
                 call.stream_before += last.get(stream, [])
-            for stream in {part.stream for part in call.parts}:
+            for stream in self._streams(call):
                 last.setdefault(stream, []).append(number)
 
     def _first_uses(self) -> None:
@@ -180,9 +207,9 @@ class Machine:
         for hosts in self._host_moves(places, finished):
             found.append((tuple(at + (rank in hosts) for rank, at in enumerate(places)), started, finished))
         issued = {number for rank, at in enumerate(places) for number in self.of_rank[rank][:at]}
-        if not self.nccl:  # a blocking call is posted while its host stands at it
-            standing = {self.of_rank[r][at] for r, at in enumerate(places) if at < len(self.of_rank[r])}
-            issued |= {number for number in standing if self.calls[number].blocking}
+        # A reduction, and on gloo a blocking call, is posted while its host stands at it.
+        standing = {self.of_rank[r][at] for r, at in enumerate(places) if at < len(self.of_rank[r])}
+        issued |= {n for n in standing if self.calls[n].sums or (self.calls[n].blocking and not self.nccl)}
         for number in sorted(issued):
             call = self.calls[number]
             if call.waits_for is not None:
@@ -191,6 +218,9 @@ class Machine:
             elif number not in started:
                 if finished.issuperset(call.waits_before) and finished.issuperset(call.stream_before):
                     found.append((places, started | {number}, finished))
+            elif call.sums:
+                if number not in finished and not call.never and started.issuperset(call.partners):
+                    found.append((places, started, finished | {number}))
             elif number not in finished and all(self._arrived(part, started) for part in call.parts):
                 found.append((places, started, finished | {number}))
         return found
@@ -211,11 +241,16 @@ class Machine:
             ready = set()
             for rank, number in fronts.items():
                 call = self.calls[number]
-                holds = call.waits_for if call.waits_for is not None else number if call.blocking else None
+                held = call.blocking or call.sums
+                holds = call.waits_for if call.waits_for is not None else number if held else None
                 if holds is None or holds in finished:
                     ready.add(rank)
             return [{rank} for rank in sorted(ready)]
-        free = {rank for rank, number in fronts.items() if not self.calls[number].meets}
+        free = {
+            rank
+            for rank, number in fronts.items()
+            if not self.calls[number].meets and (not self.calls[number].sums or number in finished)
+        }
         gathering = {n for n in fronts.values() if self.calls[n].meets and not self.calls[n].never}
         while True:  # the largest set of calls at the front, each with all that it gathers with
             kept = {n for n in gathering if all(group <= gathering for group in self.calls[n].meets)}
@@ -230,7 +265,7 @@ class Machine:
         places, _, finished = state
         if any(at < len(self.of_rank[rank]) for rank, at in enumerate(places)):
             return True
-        holding = [n for n, call in enumerate(self.calls) if call.blocking or call.waits_for is not None]
+        holding = [n for n, call in enumerate(self.calls) if call.blocking or call.sums or call.waits_for is not None]
         return not finished.issuperset(holding)
 
 

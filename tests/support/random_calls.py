@@ -23,6 +23,21 @@ def random_calls(seed: int, largest: int = 4) -> dict:
     return {"ranks": [_rank(draw, calls, disorder, batching) for calls in ends]}
 
 
+def random_reductions(seed: int, largest: int = 4) -> dict:
+    """The same with reductions among them, at about the same places on all ranks that take part."""
+    draw, document = random.Random(-1 - seed), random_calls(seed, largest)
+    ranks = document["ranks"]
+    for number in range(draw.randint(1, 3)):
+        group = sorted(draw.sample(range(len(ranks)), draw.randint(1, min(3, len(ranks)))))
+        place, disorder = draw.random(), draw.choice((0.0, 0.1, 0.4))
+        for rank in group:
+            at = place + draw.uniform(-disorder, disorder)
+            if draw.random() > 0.03:
+                row = round(min(max(at, 0), 1) * len(ranks[rank]))
+                ranks[rank].insert(row, ["reduce", group, draw.choice(("a", f"r{number}")) if disorder == 0.4 else "a"])
+    return document
+
+
 def _rank(draw: random.Random, calls: list[list], disorder: float, batching: float) -> list:
     for at in range(len(calls) - 1):
         if draw.random() < disorder:
