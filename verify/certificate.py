@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 from pipedsl.calls import CallKind, Calls
 from pipedsl.memory_json import memory_json
 from pipedsl.occupancy import activations_held
-from pipedsl.program import COMPUTE, Ints, Program
+from pipedsl.program import COMPUTE, Ints, Kind, Program
 from pipedsl.simulate import Metrics
 from verify.deadlock import mirrored
 from verify.events import Event, event_graph, steps_of
 from verify.matching import SENDS, match
+from verify.reductions import Meeting, meetings_of
 from verify.report import Report, Verdict
 from verify.transports import BY_NAME
 from verify.waiting import SAFE
 
 FORMAT, VERSION = "pipedsl certificate", 1
 _OPERATIONS = np.frombuffer(b"FBIW", np.uint8)  # by Kind
-_CALLS = np.frombuffer(b"?SRsrw", np.uint8)  # by CallKind
+_CALLS = np.frombuffer(b"?SRsrw=", np.uint8)  # by CallKind
 _BATCH = ord("[")
 
 
@@ -43,17 +44,17 @@ def certificate(program: Program | None, calls: Calls, report: Report) -> dict[s
     computes = calls.kind == CallKind.COMPUTE
     if (calls.op[computes] < 0).any() or (program is None and computes.any()):
         raise ValueError("calls that name their buffers, or run operations of no program, get no certificate yet")
-    if calls.reductions is not None:
-        raise ValueError("calls with reductions get no certificate yet")
-    steps = _Numbering(calls)
-    used = np.unique(calls.tag[calls.tag >= 0])
+    if program is not None and _apart(program):
+        raise ValueError("a REDUCE of a stage of which one rank holds several copies gets no certificate yet")
+    steps, meetings = _Numbering(calls), meetings_of(calls)
+    names = _names(calls)
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "program": None if program is None else _head(program),
-        "tags": [calls.tags[tag] for tag in used.tolist()],
-        "ranks": _ranks(program, calls, used),
-        "orders": _orders(calls, [name for name, state in report.transports.items() if state == SAFE], steps),
+        "tags": list(names),
+        "ranks": _ranks(program, calls, names),
+        "orders": _orders(calls, [name for name, state in report.transports.items() if state == SAFE], steps, meetings),
         "memory": None if program is None or report.metrics is None else _memory(program, report.metrics),
     }
     return {**body, "sha256": digest(body)}
@@ -76,13 +77,33 @@ def _head(program: Program) -> dict[str, Any]:
     }
 
 
-def _ranks(program: Program | None, calls: Calls, used: Ints) -> list[dict[str, Any]]:
+def _apart(program: Program) -> bool:
+    """Whether a REDUCE is of a stage that one rank holds several copies of."""
+    summed = np.unique(program.stage[program.kind == Kind.REDUCE])
+    return any(len(set(ranks)) < len(ranks) for ranks in program.placement[:, summed].T.tolist())
+
+
+def _names(calls: Calls) -> dict[str, int]:
+    """The names of the messages and sums that occur, numbered."""
+    used = [calls.tags[tag] for tag in np.unique(calls.tag[calls.tag >= 0]).tolist()]
+    if calls.reductions is not None:
+        used += [calls.reductions.names[group] for group in np.unique(calls.reductions.group).tolist() if group >= 0]
+    return {name: number for number, name in enumerate(dict.fromkeys(used))}
+
+
+def _ranks(program: Program | None, calls: Calls, names: Mapping[str, int]) -> list[dict[str, Any]]:
     """Every rank's operations and calls as columns: a letter, x and y each; before a batch a row for it."""
     talks, waits = calls.tag >= 0, calls.kind == CallKind.WAIT
     letter = _CALLS[calls.kind]
     x: NDArray[np.int64] = np.where(waits, calls.request, calls.peer).astype(np.int64)
-    y: NDArray[np.int64] = np.zeros(len(calls), np.int64)
-    y[talks] = np.searchsorted(used, calls.tag[talks])
+    y: NDArray[Any] = np.zeros(len(calls), np.int64)
+    used, number = np.unique(calls.tag[talks], return_inverse=True)
+    y[talks] = np.array([names[calls.tags[tag]] for tag in used.tolist()], np.int64)[number]
+    if calls.reductions is not None:
+        y = y.astype(object)  # the ranks of a sum as the bits of a number
+        for row in np.flatnonzero(calls.kind == CallKind.REDUCE).tolist():
+            group = int(calls.reductions.group[row])
+            x[row], y[row] = names[calls.reductions.names[group]], sum(1 << r for r in calls.reductions.ranks[group])
     if program is not None:
         rows = np.flatnonzero(calls.kind == CallKind.COMPUTE)
         op = calls.op[rows]
@@ -108,7 +129,7 @@ def _ranks(program: Program | None, calls: Calls, used: Ints) -> list[dict[str, 
 
 
 class _Numbering:
-    """Steps as the certificate counts them: sends, receives and batches, but no waits."""
+    """Steps as the certificate counts them: sends, receives, sums and batches, but no waits."""
 
     def __init__(self, calls: Calls) -> None:
         self.steps = steps_of(calls)
@@ -120,11 +141,11 @@ class _Numbering:
         return found
 
 
-def _orders(calls: Calls, names: Sequence[str], steps: _Numbering) -> list[dict[str, Any]]:
+def _orders(calls: Calls, names: Sequence[str], steps: _Numbering, meetings: Sequence[Meeting]) -> list[dict[str, Any]]:
     """The evidence for these transports: one order of messages or events for all, else one of events for each."""
     if not names:
         raise ValueError("a certificate is for a transport at least")
-    messages = _message_order(calls, steps)
+    messages = _message_order(calls, steps, meetings)
     if messages is not None:
         return [{"transports": list(names), "messages": messages.tolist()}]
     together = _event_order(calls, names, steps)
@@ -139,23 +160,30 @@ def _orders(calls: Calls, names: Sequence[str], steps: _Numbering) -> list[dict[
     return found
 
 
-def _message_order(calls: Calls, steps: _Numbering) -> Ints | None:
-    """The sending steps in an order in which every rank makes its calls, if there is one and no call is in a batch."""
+def _message_order(calls: Calls, steps: _Numbering, meetings: Sequence[Meeting]) -> Ints | None:
+    """The sending steps in an order in which every rank makes its calls, if there is one and no call is in a batch.
+
+    The first step of each sum, by its number, stands among them.
+    """
     if steps.batched:
         return None
+    sums: Ints = np.array([meeting.rows[0] for meeting in meetings], np.int64)
     if mirrored(calls) and calls.order is not None:
-        sends = np.flatnonzero(np.isin(calls.kind, SENDS))
+        sends = np.concatenate((np.flatnonzero(np.isin(calls.kind, SENDS)), sums))
         return steps.of_rows(sends[np.argsort(calls.order[sends], kind="stable")])
     met = match(calls, BY_NAME["gloo"])
     if len(met.left):
         return None
     message: Ints = np.full(len(calls), -1, np.int64)
     message[met.send] = message[met.recv] = np.arange(len(met.send))
+    for number, meeting in enumerate(meetings, len(met.send)):
+        message[list(meeting.rows)] = number
+    first = np.concatenate((met.send, sums))
     rows = np.flatnonzero(message >= 0)
     rank = calls.rank_of()[rows]
     follows = rank[1:] == rank[:-1]
-    sequence = _sequence(len(met.send), message[rows[1:]][follows], message[rows[:-1]][follows])
-    return None if sequence is None else steps.of_rows(met.send[sequence])
+    sequence = _sequence(len(first), message[rows[1:]][follows], message[rows[:-1]][follows])
+    return None if sequence is None else steps.of_rows(first[sequence])
 
 
 def _event_order(calls: Calls, names: Sequence[str], steps: _Numbering) -> Ints | None:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 FORMAT, VERSION, MOST_BYTES = "pipedsl certificate", 1, 2**30
+canonical = partial(json.dumps, sort_keys=True, separators=(",", ":"))
+KEYS = ("format", "version", "sha256", "program", "tags", "ranks", "orders", "memory")
 # The letters of a rank's program. F, B, I and W: x is replica * stages + stage (a place), y the microbatch.
-# Messages: x is the peer, y the tag. Besides, `w` waits for the rank's request x, `[` makes a batch of the next x.
+# Messages: x is the peer, y the tag. Besides, `w` waits for the rank's request x, `[` makes a batch of the next x, and
+# `=` sums what tag x names over the ranks that are bits of y.
 MESSAGES = {"S": "send", "R": "recv", "s": "isend", "r": "irecv"}
 # How far a microbatch is at a place: 0 not begun, 1 after F, 2 after I, 3 after B or W. What each needs and makes.
 LEVELS = {"F": (0, 1), "B": (1, 3), "I": (1, 2), "W": (2, 3)}
@@ -28,8 +32,7 @@ COLD = ("nccl-lazy", "nccl-eager")  # the first use of a communicator or directi
 ALSO = {"buffered": "gloo", "nccl-lazy-warm": "nccl-lazy", "nccl-eager-warm": "nccl-eager"}  # rules among those of
 
 
-class Refused(Exception):
-    """Where, and why."""
+class Refused(Exception): ...  # where, and why
 
 
 def need(holds: bool, where: str, why: str, *values: Any) -> None:
@@ -51,10 +54,6 @@ def read(path: str) -> Any:
         return json.loads(data.decode("utf-8"), object_pairs_hook=once, parse_float=int, parse_constant=int)
     except ValueError as error:
         raise Refused(f"{path!a}: {str(error)[:200]!a}") from None
-
-
-def canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def same(claimed: Any, true: Any, where: str) -> None:
@@ -79,25 +78,20 @@ def items(value: Any, where: str, kind: type | None, count: int | None = None) -
     return list(value)
 
 
-def integer(value: Any, where: str, low: int, high: int) -> int:
-    need(type(value) is int and low <= value <= high, where, f"expected an integer from {low} to {high}")
-    return int(value)
-
-
 class Calls(NamedTuple):
-    """Steps are sends and receives, or whole batches, numbered in order of issue over the ranks; `owner`: their ranks.
-    `entries`: per rank (letter, x, y, its step, batched); `messages`: (step, rank, sends, peer, tag, batched).
-    """
+    """Steps: sends, receives, sums, batches, numbered as issued, rank by rank; `owner`: their ranks. `entries`: of each
+    (letter, x, y, step, batched); `messages`: (step, rank, sends, peer, tag, batched), of a sum one each way for each
+    whom it meets, tagged (name, ranks)."""
 
     tags: list[str]
     entries: list[list[tuple[str, int, int, int, bool]]]
-    messages: list[tuple[int, int, bool, int, int, bool]]
+    messages: list[tuple[int, int, bool, int, str | tuple[str, int], bool]]
     owner: list[int]
 
 
 def read_calls(ranks: Any, tags: Any) -> Calls:
     """The columns of a certificate as calls. Every request is waited for once, after it is made."""
-    calls = Calls(items(tags, "tags", str), [], [], [])
+    calls, used = Calls(items(tags, "tags", str), [], [], []), set[int]()
     for rank, columns in enumerate(items(ranks, "ranks", dict)):
         letters, xs, ys = fields(columns, f"ranks[{rank}]", "do", "x", "y")
         need(type(letters) is str, f"ranks[{rank}].do", "expected a string")
@@ -108,48 +102,52 @@ def read_calls(ranks: Any, tags: Any) -> Calls:
             step, batched, new = -1, left > 0, len(calls.owner)
             if letter in MESSAGES and 0 <= x < len(ranks) and 0 <= y < len(tags) and not (batched and letter in "SR"):
                 step, left = (new - 1, left - 1) if batched else (new, 0)
-                calls.messages.append((step, rank, letter in "Ss", x, y, batched))
+                calls.messages.append((step, rank, letter in "Ss", x, tags[y], batched))
+                used.add(y)
             elif letter == "[" and x > 0 == y and not batched:
                 left = x
+            elif letter == "=" and 0 <= x < len(tags) and 0 < y < 2 ** len(ranks) and y >> rank & 1 and not batched:
+                others, what = [r for r in range(len(ranks)) if y >> r & 1 and r != rank], (tags[x], y)
+                calls.messages.extend((new, rank, way, peer, what, False) for peer in others for way in (False, True))
+                step, used = new, used | {x}
             elif letter == "w" and 0 <= x < len(requests) and x not in waited and y == 0 and not batched:
                 waited.add(x)
                 step = requests[x]
             else:
                 need(letter in LEVELS and not batched, f"rank {rank}, entry {len(entries)}", "it may not stand here")
-            if letter in "SRsr[" and not batched:
+            if letter in "SRsr[=" and not batched:
                 calls.owner.append(rank)
                 requests += [new] if letter in "sr[" else []
             entries.append((letter, x, y, step, batched))
         need(not left and len(waited) == len(requests), f"rank {rank}", "a batch does not end, or a wait is missing")
         calls.entries.append(entries)
-    used = {message[4] for message in calls.messages}
     need(len({*tags}) == len(tags) == len(used), "tags", "one stands there twice, or names no message")
     return calls
 
 
-def matches(calls: Calls, transport: str) -> list[tuple[int, int]]:
+def matches(calls: Calls, transport: str) -> Iterator[tuple[int, int]]:
     """(sending step, receiving step) of every message. Refuses what is left over, and what meets another message."""
-    ends: tuple[dict[Any, list[Any]], dict[Any, list[Any]]] = {}, {}
-    stream = STREAMS[transport]
+    stream, ends = STREAMS[transport], (dict[Any, list[Any]](), dict[Any, list[Any]]())
     for step, rank, sends, peer, tag, batched in calls.messages:
         group = (batched and stream == "pair") if stream else tag
         ends[sends].setdefault((rank, peer, group) if sends else (peer, rank, group), []).append((step, tag))
         need(rank != peer or not stream, "calls", "rank {} sends to itself, which NCCL does not define", rank)
-    pairs = []
     for key in ends[0].keys() | ends[1].keys():
-        received, sent = ends[0].get(key, []), ends[1].get(key, [])
+        received, sent = (each.get(key, []) for each in ends)
         need(len(received) == len(sent), f"from rank {key[0]} to rank {key[1]}", "messages are left over")
         for (send, tag), (receive, wanted) in zip(sent, received, strict=True):
-            need(tag == wanted, "calls", "{!a} meets the receive of {!a}", calls.tags[tag], calls.tags[wanted])
-            pairs.append((send, receive))
-    return pairs
+            need(tag == wanted, "calls", "{!a} meets the receive of {!a}", tag, wanted)
+            yield send, receive
 
 
 def times_of(order: Any, where: str, calls: Calls, transports: list[str]) -> list[list[int]]:
     """When each step is launched (on cold transports), starts and finishes: events 3 step, 3 step + 1, 3 step + 2."""
     if "messages" in order:
-        partner, sends = dict(matches(calls, transports[0])), items(order["messages"], where, int)
-        events = [e for send in sends for k in range(3) for e in (3 * send + k, 3 * partner.get(send, -1) + k)]
+        meets = dict[int, list[int]]()
+        for send, receive in matches(calls, transports[0]):
+            meets.setdefault(send, [send]).append(receive)
+        sends = items(order["messages"], where, int)
+        events = [3 * step + k for send in sends for k in range(3) for step in meets.get(send, [send])]
     else:
         events = items(order["events"], where, int)
     when = [-1] * (3 * len(calls.owner))
@@ -165,22 +163,24 @@ def times_of(order: Any, where: str, calls: Calls, transports: list[str]) -> lis
 def replay(calls: Calls, transport: str, times: list[list[int]], where: str) -> None:
     """Refuses an event that comes before another that it waits for."""
     (launch, start, finish), stream = times, STREAMS[transport]
+    last = dict[tuple[int, int], int]()  # the last step on each stream
+    for step, rank, sends, peer, _, batched in calls.messages if stream else ():
+        queue = rank, {"pair": -1 if batched else peer, "direction": 2 * peer + sends}.get(stream, 0)
+        before, last[queue] = last.get(queue, step), step
+        need(before == step or finish[before] < start[step], where, "step {} starts or finishes too early", step)
+    held = [*launch, -1]  # until when a step holds its host
     for entries in calls.entries:
-        gate, last = -1, dict[int, int]()  # when all that was waited for is over; the last step on each stream
-        for letter, x, _, step, batched in entries:
-            if letter in MESSAGES:
-                queue = {"pair": -1 if batched else x, "direction": 2 * x + (letter in "Ss")}.get(stream, 0)
-                before = last.get(queue, step) if stream else step
-                free = before == step or finish[before] < start[step]
-                need(free and gate < start[step] < finish[step], where, "step {} starts or finishes too early", step)
-                last[queue] = step
-            if letter in "SRw":
-                gate = max(gate, finish[step])
+        gate = -1  # when all that was waited for is over
+        for letter, _, _, step, _ in entries:
+            waited = letter not in "SRsr=" or gate < start[step] < finish[step]
+            need(waited, where, "step {} starts or finishes too early", step)
+            gate = max(gate, finish[step]) if letter in "SRw=" else gate
+            held[step] = finish[step] if letter == "=" else held[step]
     for send, receive in matches(calls, transport):
         met = start[send] < finish[receive] and (start[receive] < finish[send] or transport == "buffered")
         need(met, where, "steps {} and {} are one message; one finishes before the other starts", send, receive)
     if transport in COLD:
-        reached = [launch[s - 1] if s and calls.owner[s - 1] == calls.owner[s] else -1 for s in range(len(launch))]
+        reached = [held[s - 1] if s and calls.owner[s - 1] == calls.owner[s] else -1 for s in range(len(launch))]
         groups, gathered = first_uses(calls, stream == "pair"), reached[:]
         for step, group in enumerate(groups):
             gathered[group] = max(gathered[group], reached[step])
@@ -189,26 +189,20 @@ def replay(calls: Calls, transport: str, times: list[list[int]], where: str) -> 
 
 
 def first_uses(calls: Calls, lazy: bool) -> list[int]:
-    """For every step a member of its group: steps whose hosts wait for each other, as they use something first."""
+    """For each step a member of its group: hosts that wait for each other at a first use; those at a sum do anyway."""
     uses: dict[Any, dict[int, int]] = {}
-    for step, rank, sends, peer, _, batched in calls.messages:
+    for step, rank, sends, peer, _, batched in (each for each in calls.messages if type(each[4]) is str):
         ends, group = (rank, peer) if sends else (peer, rank), lazy and batched
         uses.setdefault((2, "direction", group, ends), {}).setdefault(rank, step)
         if lazy:
             use = (len(calls.entries), "group") if group else (2, "pair", min(ends), max(ends))
             uses.setdefault(use, {}).setdefault(rank, step)
-    parent = list(range(len(calls.owner)))
-
-    def root(step: int) -> int:
-        while parent[step] != step:
-            parent[step] = step = parent[parent[step]]
-        return step
-
+    together = dict[int, set[int]]()
     for (needed, *what), steps in uses.items():
         need(len(steps) == needed, f"first use of {what}", "some rank never comes to it")
-        for step in steps.values():
-            parent[root(step)] = root(min(steps.values()))
-    return [root(step) for step in range(len(parent))]
+        union = set[int]().union(*(together.get(step, {step}) for step in steps.values()))
+        together.update(dict.fromkeys(union, union))
+    return [min(together.get(step, {step})) for step in range(len(calls.owner))]
 
 
 class Program(NamedTuple):
@@ -225,21 +219,21 @@ class Program(NamedTuple):
     changes: list[dict[str, tuple[int, int, int]]]
     base: list[int]
 
-    def operation(self, name: str, place: int, microbatch: int) -> list[Any]:
-        replica, stage = divmod(place, self.stages)
-        return [name, stage, microbatch] + ([replica] if len(self.placement) > self.stages else [])
+    def operation(self, name: str, place: int, microbatch: int | None) -> list[Any]:
+        return [name, place % self.stages, microbatch, place // self.stages][: 3 + (len(self.placement) > self.stages)]
 
 
 def read_program(head: Any, memory: dict[str, Any], ranks: int, operations: int) -> Program:
     """The program of a certificate but for its operations, of which there are this many."""
     _, params, stages, copies = fields(head, "program", "schedule", "params", "stages", "placement")
     need(type(params) is dict and canonical(params.get("p")) == str(ranks), "program.params.p", f"expected {ranks}")
-    integer(stages, "program.stages", 1, operations)
+    need(type(stages) is int and 0 < stages <= operations, "program.stages", "no number of stages")
     nested = type(copies) is list and len(copies) > 1 and type(copies[0]) is list
     placement = [r for copy in (copies if nested else [copies]) for r in items(copy, "program.placement", int, stages)]
     need(0 <= min(placement) <= max(placement) < ranks, "program.placement", "no such rank")
-    m = integer(params.get("m"), "program.params.m", 1, operations // len(placement))
-    parts = integer(memory["parts"], "memory.parts", 1, 2**4096)
+    m, parts = params.get("m"), memory["parts"]
+    right = type(m) is type(parts) is int and 0 < m <= operations // len(placement) and parts > 0
+    need(right, "program.params.m or memory.parts", "no such number")
     sizes = [items(memory[name], f"memory.{name}", int, stages) for name in SIZES]
     need(min(map(min, sizes)) >= 0, "memory", "a size is negative")
     whole, held, inputs, output, *constant = sizes
@@ -268,22 +262,21 @@ def check_program(head: Any, memory: Any, calls: Calls, operations: int) -> list
     fields(memory, "memory", *SIZES, "unit", "cap", "parts", *evidence)
     program = read_program(head, memory, ranks, operations)
     done, written, *computed = zip(*(check_rank(program, calls, rank) for rank in range(ranks)), strict=True)
-    complete = sum(done) == len(program.placement) * program.microbatches
-    need(complete and len(calls.messages) == 2 * len(program.due), "ranks", "an operation or a message is missing")
+    due = len(program.placement) * program.microbatches + 2 * len(program.due)
+    need(sum(done) == due, "ranks", "an operation or a message is missing")
     for name, values in zip(evidence, computed, strict=True):
         same(memory[name], list(values), f"memory.{name}")
-    integer(memory["unit"], "memory.unit", 1, 2**4096)
+    need(type(memory["unit"]) is int and memory["unit"] > 0, "memory.unit", "expected an integer above 0")
     for rank, cap in enumerate(items(memory["cap"], "memory.cap", None, ranks)):
-        peak = memory["peak"][rank]
-        integer(peak if cap is None else cap, f"memory.cap[{rank}], as the peak is {peak}", peak, 2**4096)
+        need(cap is None or (type(cap) is int and cap >= memory["peak"][rank]), f"memory.cap[{rank}]", "below the peak")
     return list(written)
 
 
 def check_rank(program: Program, calls: Calls, rank: int) -> list[Any]:
-    """(place, microbatch) pairs run, operations, activations after each computation, their peak, the memory's peak."""
+    """How much is done, the operations, activations after each computation, their peak, the memory's peak."""
     level, under_way = dict[tuple[int, int], int](), dict[int, list[tuple[Callable[[Any], None], Any, int]]]()
     seen, arrived, sending = set[tuple[str, bool]](), set[tuple[bool, int, int]](), set[tuple[int, int]]()
-    written, after, held = list[list[Any]](), list[int](), 0
+    written, after, held, summed = list[list[Any]](), list[int](), 0, set[int]()
     memory = most = program.base[rank]
     for number, (letter, x, y, step, _) in enumerate(calls.entries[rank]):
         where = f"rank {rank}, entry {number}"
@@ -317,12 +310,20 @@ def check_rank(program: Program, calls: Calls, rank: int) -> list[Any]:
             most = max(most, memory)
             name, at = f"{'SEND' if sends else 'RECV'}_{'FB'[backward]}", maker if sends else user
             written.append(program.operation(name, at, mb))
+        elif letter == "=":
+            copies = [at for at in range(len(program.placement)) if calls.tags[x] == f"stage {at % program.stages}"]
+            own = [at for at in copies if program.placement[at] == rank and at not in summed]
+            over = sum(1 << other for other in {program.placement[at] for at in copies})
+            need(len(own) == 1 and y == over, where, "no sum of one stage, not over all of its ranks, or a second time")
+            need(all(level.get((own[0], mb)) == 3 for mb in range(program.microbatches)), where, "it sums too early")
+            summed.add(own[0])
+            written.append(program.operation("REDUCE", own[0], None))
         if letter in "SRw":
             for settle, what, size in under_way.pop(step):
                 settle(what)
                 memory -= size
     need(set(level.values()) <= {3}, f"rank {rank}", "a backward is missing")
-    return [len(level), written, after, max([0, *after]), most]
+    return [len(level) + len(seen), written, after, max([0, *after]), most]
 
 
 def named(call: Any) -> Any:
@@ -342,13 +343,15 @@ def check_subject(subject: Any, head: Any, memory: Any, calls: Calls, operations
         if "memory" in subject:
             same(subject["memory"], {name: memory[name] for name in (*SIZES, "unit", "cap")}, "the program's memory")
         by_hand = '["SEND_' in canonical(theirs)
-        mine = [[operation for operation in rank if by_hand or operation[0] in LEVELS] for rank in operations]
+        mine = [[each for each in rank if by_hand or each[0] in (*LEVELS, "REDUCE")] for rank in operations]
     else:
         theirs = [[named(call) for call in rank] for rank in theirs]
         for rank, entries in enumerate(calls.entries):
             for letter, x, y, _, batched in entries:
                 if letter in MESSAGES:
                     (mine[rank][-1][1] if batched else mine[rank]).append([MESSAGES[letter], x, calls.tags[y]])
+                elif letter == "=":
+                    mine[rank].append(["reduce", [r for r in range(len(mine)) if y >> r & 1], calls.tags[x]])
                 elif letter not in LEVELS:
                     mine[rank].append(["wait", x] if letter == "w" else ["batch", []])
     same(theirs, mine, "the program's ranks")
@@ -356,12 +359,11 @@ def check_subject(subject: Any, head: Any, memory: Any, calls: Calls, operations
 
 def check(certificate: Any, subject: Any) -> str:
     """What the certificate proves of the subject. Raises Refused."""
-    names = ("format", "version", "sha256", "program", "tags", "ranks", "orders", "memory")
-    *title, digest, head, tags, ranks, orders, memory = fields(certificate, "the certificate", *names)
+    *title, digest, head, tags, ranks, orders, memory = fields(certificate, "the certificate", *KEYS)
     same(title, [FORMAT, VERSION], "format and version")
-    body = {name: value for name, value in certificate.items() if name != "sha256"}
-    same(digest, hashlib.sha256(canonical(body).encode()).hexdigest(), "sha256")
-    calls, safe, written = read_calls(ranks, tags), list[str](), list[list[list[Any]]]()
+    body = canonical({name: value for name, value in certificate.items() if name != "sha256"})
+    same(digest, hashlib.sha256(body.encode()).hexdigest(), "sha256")
+    calls, safe = read_calls(ranks, tags), list[str]()
     for index, order in enumerate(items(orders, "orders", dict) or [{}]):
         where = f"orders[{index}]"
         claimed, _ = fields(order, where, "transports", "messages" if "messages" in order else "events")
@@ -372,10 +374,8 @@ def check(certificate: Any, subject: Any) -> str:
         for name in {*claimed} - {name for name in claimed if ALSO.get(name) in claimed}:
             replay(calls, name, times, f"{where}, {name}")
     operations = sum(letter in LEVELS for entries in calls.entries for letter, *_ in entries)
-    if head is not None:
-        written = check_program(head, memory, calls, operations)
-    else:
-        need(memory is None and not operations, "program", "operations or memory, but no program")
+    need(head is not None or (memory is None and not operations), "program", "operations or memory, but no program")
+    written = check_program(head, memory, calls, operations) if head is not None else []
     check_subject(subject, head, memory, calls, written)
     return f"safe on {', '.join(safe)}"
 

@@ -10,7 +10,7 @@ from certificates import accepted, at, certified, changed, paths, signed
 from explore import TRANSPORTS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_calls import random_calls
+from random_calls import random_calls, random_reductions
 from words import gpipe, interleaved, memory, one_f_one_b, word_program, zb_h1, zb_h2
 
 from pipedsl.calls_json import read_calls
@@ -35,6 +35,9 @@ def columns(document: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
             for name, *rest in members:
                 if name == "wait":
                     entries.append(("w", rest[0], 0))
+                elif name == "reduce":
+                    tags += [rest[1]] if rest[1] not in tags else []
+                    entries.append(("=", tags.index(rest[1]), sum(2**r for r in rest[0])))
                 else:
                     tags += [rest[1]] if rest[1] not in tags else []
                     entries.append((letters[name], rest[0], tags.index(rest[1])))
@@ -66,7 +69,8 @@ def test_calls_have_an_order_that_is_accepted_just_where_they_do_not_hang() -> N
     """All orders of all events of tiny calls: the checker takes one of them if and only if no run hangs."""
     seen = {True: 0, False: 0}
     for seed in range(-len(BY_HAND), 1500):
-        document = BY_HAND[seed] if seed < 0 else random_calls(seed, largest=1)
+        made = random_reductions if seed % 2 else random_calls
+        document = BY_HAND[seed] if seed < 0 else made(seed, largest=1)
         calls = read_calls(document)
         if check_requests(calls, None) or check_unwaited(calls, None):
             continue
@@ -99,7 +103,7 @@ def test_verified_calls_are_accepted_and_no_hanging_ones_under_any_borrowed_orde
     """Evidence for the transports that are safe is claimed for those that hang, with launches wherever they may fit."""
     refused = accepted_ones = 0
     for seed in range(500):
-        document, draw = random_calls(seed), random.Random(seed)
+        document, draw = (random_reductions if seed % 2 else random_calls)(seed), random.Random(seed)
         calls = read_calls(document)
         if check_requests(calls, None) or check_unwaited(calls, None):
             continue
@@ -146,7 +150,10 @@ def programs(draw: st.DrawFn) -> Program:
         return word_program(words, placement=placement, sizes=sizes)
     makers = {"1f1b": one_f_one_b, "gpipe": gpipe, "zb_h1": zb_h1, "zb_h2": zb_h2}
     m = max(m, {"zb_h1": p, "zb_h2": 2 * p - 1}.get(kind, 1))
-    return word_program(makers[kind](p, m), sizes=sizes)
+    words = makers[kind](p, m)
+    if draw(st.booleans()):
+        words = [[*word, "REDUCE"] for word in words]
+    return word_program(words, sizes=sizes)
 
 
 @settings(max_examples=60, deadline=None)

@@ -32,6 +32,20 @@ def chimera() -> Program:
     return replace(word_program(words), placement=np.array([[0, 1], [1, 0]], np.int32))
 
 
+def summed() -> Program:
+    """The sums over the two copies of each stage placed: of stage 1 first."""
+    words = [
+        ["F0@0/0", "F0@1/1", "B0@1/1", "REDUCE@1/1", "B0@0/0", "REDUCE@0/0"],
+        ["F0@0/1", "F0@1/0", "B0@1/0", "REDUCE@1/0", "B0@0/1", "REDUCE@0/1"],
+    ]
+    return replace(word_program(words, microbatches=1), placement=np.array([[0, 1], [1, 0]], np.int32))
+
+
+def summed_alone() -> Program:
+    words = [[*word, "REDUCE"] for word in zb_h1(2, 3)]
+    return word_program(words)
+
+
 def by_hand() -> Program:
     """Communication in the text."""
     words = [
@@ -58,6 +72,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
         [["F0@0", "F0@3", "B0@3", "B0@0"], ["F0@1", "F0@2", "B0@2", "B0@1"]], placement=[0, 1, 1, 0]
     ),
     "chimera": chimera,
+    "sums": summed,
+    "sums of one copy": summed_alone,
     "by hand": by_hand,
     "sizes": sized,
 }
@@ -217,6 +233,87 @@ def test_forgeries_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(Refused) as refused:
         check(signed(document), subject)
     assert reason in str(refused.value)
+
+
+def sum_of(document: Document, rank: int, number: int = 0) -> int:
+    """The place of one of a rank's sums."""
+    return [k for k, letter in enumerate(document["ranks"][rank]["do"]) if letter == "="][number]
+
+
+def drop_sums(document: Document, rank: int) -> None:
+    """Those of stage 1 on one rank, in perfect order for the rest."""
+    at = sum_of(document, rank)
+    step = sum(letter in "sr=" for each in document["ranks"][:rank] for letter in each["do"])
+    step += sum(letter in "sr=" for letter in document["ranks"][rank]["do"][:at])
+    drop_entry(document, rank, at)
+    messages = [each for each in document["orders"][0]["messages"] if each != step]
+    document["orders"][0]["messages"] = [each - (each > step) for each in messages]
+
+
+def alone(document: Document) -> None:
+    """The two ends of the first sum as sums of their own, each at its place."""
+    for rank in range(2):
+        document["ranks"][rank]["y"][sum_of(document, rank)] = 1 << rank
+    first, second = (document["ranks"][rank]["do"] for rank in range(2))
+    steps = [sum(letter in "sr=" for letter in do[: sum_of(document, rank)]) for rank, do in enumerate((first, second))]
+    own, other = steps[0], steps[1] + sum(letter in "sr=" for letter in first)
+    messages = document["orders"][0]["messages"]
+    messages.insert(messages.index(own), other)
+
+
+SUMS: dict[str, tuple[Callable[[Document], None], str]] = {
+    "over one rank alone": (alone, "not over all of its ranks"),
+    "over a rank that is not itself": (
+        lambda d: d["ranks"][0]["y"].__setitem__(sum_of(d, 0), 2),
+        "rank 0, entry",
+    ),
+    "over a rank that there is not": (lambda d: d["ranks"][0]["y"].__setitem__(sum_of(d, 0), 5), "may not stand here"),
+    "of another stage": (
+        lambda d: [swapped(d["ranks"][rank]["x"], sum_of(d, rank), sum_of(d, rank, 1)) for rank in range(2)],
+        "it sums too early",
+    ),
+    "of one rank dropped": (lambda d: drop_sums(d, 0), "messages are left over"),
+    "of both ranks dropped": (
+        lambda d: [drop_sums(d, 0), drop_sums(d, 1)],
+        "tags: one stands there twice, or names no",
+    ),
+    "twice": (lambda d: twice(d), "a second time"),
+}
+
+
+def twice(document: Document) -> None:
+    """The last sum of both ranks once more, in perfect order."""
+    ends = []
+    for rank in range(2):
+        entry = document["ranks"][rank]
+        at = sum_of(document, rank, 1)
+        entry["do"] = entry["do"][: at + 1] + "=" + entry["do"][at + 1 :]
+        for column in (entry["x"], entry["y"]):
+            column.insert(at + 1, column[at])
+        ends.append(sum(letter in "sr=" for letter in entry["do"]))
+    messages = document["orders"][0]["messages"]
+    new = ends[0] - 1  # the first step of it; rank 1's steps are one later
+    document["orders"][0]["messages"] = [each + (each >= new) for each in messages] + [new]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_forged_sums_are_refused_with_the_reason(name: str) -> None:
+    document, subject = certified(summed())
+    assert check(document, subject)
+    forge, reason = SUMS[name]
+    forge(document)
+    with pytest.raises(Refused) as refused:
+        check(signed(document), subject)
+    assert reason in str(refused.value)
+
+
+def test_a_stage_that_one_rank_holds_twice_gets_none() -> None:
+    words = [["F0/0", "F0/1", "B0/0", "B0/1", "REDUCE/0", "REDUCE/1"]]
+    program = replace(word_program(words, microbatches=1), placement=np.zeros((2, 1), np.int32))
+    report = verify(program)
+    assert report.calls is not None
+    with pytest.raises(ValueError, match="one rank holds several copies"):
+        certificate(program, report.calls, report)
 
 
 def test_stages_of_one_rank_keep_their_order() -> None:
