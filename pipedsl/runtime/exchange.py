@@ -18,10 +18,12 @@ import torch
 from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
 from pipedsl.runtime.presence import Presence
+from pipedsl.runtime.shared_memory import Link
 from pipedsl.runtime.tree import Layout, Structure
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
 
+_NOTHING = torch.empty(0)
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
 
 
@@ -38,6 +40,13 @@ class _Handed(NamedTuple):
                 raise ValueError(
                     f"{what} was written to before the stage that needs it had it; return a copy (`.clone()`)"
                 )
+
+    def without_memory(self) -> _Handed:
+        """The same without what the tensors hold: that a stage has written to them can be seen all the same."""
+        shells = [x.detach() for x in self.tensors]  # which know how often a tensor has been written to
+        for shell in shells:
+            shell.data = _NOTHING
+        return _Handed(shells, self.versions)
 
 
 @dataclass(slots=True)
@@ -75,6 +84,7 @@ class Exchange:
         self._received: dict[tuple[int, int], Sequence[torch.Tensor]] = {}  # gradients
         self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
         self._sends: dict[int, tuple[_Handed, Sequence[Any]]] = {}
+        self._linked_sends: dict[int, tuple[_Handed, int]] = {}
         self._receives: dict[int, _Receive] = {}
         self._late: dict[int, list[_Receive]] = {}
         self._lock = threading.Lock()
@@ -105,12 +115,16 @@ class Exchange:
     def forget_layouts(self) -> None:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
+        for link in self._wire.links.values():
+            link.forget_sizes()
         self.agreement += not self.renewed
         self.renewed = True
 
     def stop(self) -> None:
         """The step has failed. Tensors of messages under way stay: a transport may still write to them."""
         self._stopped = True
+        for link in self._wire.links.values():
+            link.abandon()
 
     def _warm_up(self, calls: Sequence[PlannedCall]) -> None:
         """One tiny message per channel, in one order that all ranks share, so that none waits in a circle."""
@@ -119,6 +133,8 @@ class Exchange:
         for source, destination in sorted(channels):
             tensor = torch.zeros(1, device=self._device)
             peer = destination if source == me else source
+            if peer in self._wire.links:
+                continue
             self._watch.stop_if_failed()
             self._watch.position.note(f"opening the channel from rank {source} to rank {destination}", peer)
             self._wait(self._begin(self._wire.isend if source == me else self._wire.irecv, [tensor], peer, WARM_UP_TAG))
@@ -200,8 +216,12 @@ class Exchange:
         """What runs a call that is not a computation."""
         if call.kind == "wait":
             return self._wait_of(call)
-        tag = message_tag(call.backward, call.stage, call.microbatch, self._plan.microbatches)
-        post = partial(self._receive if call.receives else self._send, call, tag)
+        tag, link = self._tag_of(call), self._wire.links.get(call.peer)
+        post: Callable[[], None]
+        if link is None:
+            post = partial(self._receive if call.receives else self._send, call, tag)
+        else:
+            post = link.expect if call.receives else partial(self._send_linked, link, call, tag)
         if call.request >= 0:
             return post
         wait = self._wait_of(call)
@@ -212,12 +232,20 @@ class Exchange:
 
         return both
 
+    def _tag_of(self, call: PlannedCall) -> int:
+        return message_tag(call.backward, call.stage, call.microbatch, self._plan.microbatches)
+
     def _wait_of(self, call: PlannedCall) -> Callable[[], None]:
+        link = self._wire.links.get(call.peer)
         if call.receives:
+            if link is not None:
+                return partial(self._receive_linked, link, call, self._tag_of(call))
             return partial(self._finish_receive, call.request)
         maker = call.stage if call.backward else call.stage - 1
         what = "gradient of the output" if call.backward else "output"
         of = f"stage {self._names[maker]} for microbatch {call.number}"
+        if link is not None:
+            return partial(self._finish_send_linked, link, call.request, f"the {what} of {of}")
         return partial(self._finish_send, call.request, f"the {what} of {of}")
 
     def _send(self, call: PlannedCall, tag: int) -> None:
@@ -237,20 +265,14 @@ class Exchange:
         if layout is not None:
             self._post(receive, layout)
         elif self._wire.in_order:
-            while (layout := self._look_up(boundary)) is None:
-                self._watch.stop_if_failed()
-                time.sleep(_LAYOUT_POLL)
-            self._post(receive, layout)
+            self._post(receive, self._await_layout(boundary))
         else:
             self._receive_later(boundary, receive)
 
     def _post(self, receive: _Receive, layout: Layout) -> None:
         call, device = receive.call, self._device
         receive.layout = layout
-        receive.tensors = [
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in (layout.gradient_kinds if call.backward else layout.kinds)
-        ]
+        receive.tensors = _room_for(layout, call.backward, device)
         receive.works = self._begin(self._wire.irecv, receive.tensors, call.peer, receive.tag)
 
     def _finish_receive(self, request: int) -> None:
@@ -261,14 +283,14 @@ class Exchange:
             if receive.error is not None:
                 raise receive.error
         self._wait(receive.works)
-        call, layout = receive.call, receive.layout
-        assert layout is not None
+        assert receive.layout is not None
+        self._keep(receive.call, receive.layout, receive.tensors)
+
+    def _keep(self, call: PlannedCall, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
         if call.backward:
-            self._received[call.stage, call.microbatch] = receive.tensors
+            self._received[call.stage, call.microbatch] = tensors
         else:
-            self._inputs[call.stage, call.microbatch] = Arrived(
-                layout.structure, receive.tensors, layout.needs, layout.rows
-            )
+            self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, tensors, layout.needs, layout.rows)
 
     def _begin(
         self, post: Callable[[torch.Tensor, int, int], Any], tensors: Sequence[torch.Tensor], peer: int, tag: int
@@ -288,6 +310,37 @@ class Exchange:
         except Exception as error:
             raise ConnectionLost(str(error)) from error
 
+    # ------------------------------------------------------------- between ranks of one host
+
+    def _send_linked(self, link: Link, call: PlannedCall, tag: int) -> None:
+        handed = self._outgoing.pop((call.backward, call.stage, call.microbatch))
+        try:
+            number = link.send(handed.tensors, tag + self._tags)
+        except ConnectionError as error:
+            raise ConnectionLost(str(error)) from error
+        self._linked_sends[call.request] = handed.without_memory(), number
+
+    def _finish_send_linked(self, link: Link, request: int, what: str) -> None:
+        handed, number = self._linked_sends.pop(request)
+        try:
+            link.finish_send(number)
+        except ConnectionError as error:
+            raise ConnectionLost(str(error)) from error
+        handed.check(what)
+
+    def _receive_linked(self, link: Link, call: PlannedCall, tag: int) -> None:
+        boundary = call.stage + call.backward
+        layout = self._layouts.get((self._train, boundary))
+        try:
+            if layout is None:
+                link.arrive(tag + self._tags)  # where the sender has died, this says so
+                layout = self._await_layout(boundary)
+            tensors = _room_for(layout, call.backward, self._device)
+            link.receive(tensors, tag + self._tags)
+        except ConnectionError as error:
+            raise ConnectionLost(str(error)) from error
+        self._keep(call, layout, tensors)
+
     # ------------------------------------------------------------- layouts not known yet
 
     def _layout_key(self, boundary: int) -> str:
@@ -299,6 +352,12 @@ class Exchange:
         if not self._store.check([key]):
             return None
         return self._layouts.setdefault((self._train, boundary), Layout.decode(self._store.get(key)))
+
+    def _await_layout(self, boundary: int) -> Layout:
+        while (layout := self._look_up(boundary)) is None:
+            self._watch.stop_if_failed()
+            time.sleep(_LAYOUT_POLL)
+        return layout
 
     def _receive_later(self, boundary: int, receive: _Receive) -> None:
         """Post the receive as soon as its layout is known, without holding up this rank's calls.
@@ -337,6 +396,12 @@ class Exchange:
                 receive.error = error
                 assert receive.posted is not None
                 receive.posted.set()
+
+
+def _room_for(layout: Layout, backward: bool, device: torch.device) -> list[torch.Tensor]:
+    """What a message, or the gradients that answer it, is received into."""
+    kinds = layout.gradient_kinds if backward else layout.kinds
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
 def _plain(tensors: Sequence[torch.Tensor]) -> _Handed:

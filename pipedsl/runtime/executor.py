@@ -18,6 +18,7 @@ from pipedsl.runtime.data_parallel import held_back, make_chunk, unsupported
 from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
+from pipedsl.runtime.neighbours import Neighbourhood
 from pipedsl.runtime.norms import clip_over_ranks
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.post_mortem import post_mortem_folder
@@ -47,6 +48,8 @@ class Executor:
 
     `process_group`: the default one unless given. `device`: that of the modules unless given. `timeout`: seconds
     without progress after which every rank raises. `trace`: keep the times of a step for `timeline()`.
+    `shared_memory`: whether ranks of one host that work on its CPU exchange messages through memory, rather than by
+    the process group; the same on every rank.
     `post_mortem`: the folder where every rank leaves a state file when a step fails; unless given that which
     PIPEDSL_POST_MORTEM names, or none.
 
@@ -66,6 +69,7 @@ class Executor:
         device: torch.device | str | int | None = None,
         timeout: float = 300.0,
         trace: bool = False,
+        shared_memory: bool = True,
         post_mortem: str | os.PathLike[str] | None = None,
     ) -> None:
         chunks, problem = _modules(modules)
@@ -89,10 +93,10 @@ class Executor:
         close_with(self, self._watch)
         with self._watch.alone("making the pipeline"):
             self._tied = Tied(wire, wire.store(self._name), tied)
-            self._meet(problem, dict(tied or {}), timeout)
+            self._meet(problem, dict(tied or {}), timeout, shared_memory)
             self._prepare()
 
-    def _meet(self, problem: str, tied: Mapping[str, torch.nn.Parameter], timeout: float) -> None:
+    def _meet(self, problem: str, tied: Mapping[str, torch.nn.Parameter], timeout: float, shares: bool) -> None:
         """Do all ranks have what the schedule was compiled for? `problem`: what is known to be wrong here already."""
         plan, wire, stages, chunks = self._plan, self._wire, self._stages, self._modules
         if wire.size != plan.ranks:
@@ -107,7 +111,10 @@ class Executor:
         by_stage = dict(zip(stages, chunks, strict=False))
         self._copies = Copies(wire, wire.store(self._name), plan, by_stage, self._loss_fn, tied)
         self._copies.publish()
-        agree(wire, self._name, plan, self._device.type, problem, timeout)
+        with contextlib.closing(Neighbourhood(wanted=shares and wire.linkable)) as near:
+            device = self._device.type
+            offers = agree(wire, self._name, plan, device, problem, timeout, shares=shares, offer=near.offer)
+            wire.links = near.connect(plan, wire.rank, offers, wire.store(self._name), timeout)
         self._tied.learn(plan.title)
         self._copies.learn()
 

@@ -17,10 +17,16 @@ def instance_name(wire: Wire) -> str:
     return str(wire.store("made").add(str(wire.rank), 1))
 
 
-def agree(wire: Wire, name: str, plan: Plan, device: str, problem: str, timeout: float) -> None:
-    """Meet all ranks. PipelineError, on every one of them, where one has a `problem` or another plan or device."""
+def agree(
+    wire: Wire, name: str, plan: Plan, device: str, problem: str, timeout: float, *, shares: bool, offer: str
+) -> list[str]:
+    """Meet all ranks; what each of them has to `offer`.
+
+    PipelineError, on every one of them, where one has a `problem`, another plan or device, or is to share memory with
+    others of its host where those are not.
+    """
     store = wire.store(name)
-    store.set(f"ready/{wire.rank}", json.dumps([problem, plan.fingerprint, device]))
+    store.set(f"ready/{wire.rank}", json.dumps([problem, plan.fingerprint, device, shares, offer]))
     deadline = time.monotonic() + timeout
     missing = set(range(wire.size))
     while missing:
@@ -31,17 +37,22 @@ def agree(wire: Wire, name: str, plan: Plan, device: str, problem: str, timeout:
         if missing:
             time.sleep(0.01)
     complaints = []
+    offers = []
     for rank in range(wire.size):
-        theirs, fingerprint, kind = json.loads(store.get(f"ready/{rank}"))
+        theirs, fingerprint, kind, shared, offered = json.loads(store.get(f"ready/{rank}"))
+        offers.append(offered)
         if theirs:
             complaints.append(f"rank {rank}: {theirs}")
         if fingerprint != plan.fingerprint:
             complaints.append(f"rank {rank} runs another compiled file than rank {wire.rank}")
         if kind != device:
             complaints.append(f"rank {rank} works on {kind}, rank {wire.rank} on {device}")
+        if shared != shares:
+            complaints.append(f"rank {rank} has shared_memory={shared}, rank {wire.rank} shared_memory={shares}")
     if complaints:
         linger(wire, store)
         raise PipelineError(f"{plan.title} cannot start: " + "; ".join(complaints))
+    return offers
 
 
 def linger(wire: Wire, store: Store) -> None:

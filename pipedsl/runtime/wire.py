@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from pipedsl.runtime.patience import Helper, PatientStore
+from pipedsl.runtime.shared_memory import Link
 
 Store = Any  # torch.distributed.Store, which torch hides from type checkers
 
@@ -33,13 +35,16 @@ class Wire(Protocol):
 
     `transport`: which of those that schedules are verified for this is, every edge warm; its own name if none.
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
-    `store_host`: who holds the store, in words; `hosts_store`: this process does.
+    `store_host`: who holds the store, in words; `hosts_store`: this process does. `links`: what connects this rank
+    with others of its host, which messages of a schedule then take; `linkable`: there may be some.
     """
 
     rank: int
     size: int
     transport: str
     in_order: bool
+    linkable: bool
+    links: Mapping[int, Link]
     hosts_store: bool
     store_host: str
 
@@ -89,6 +94,8 @@ class TorchWire:
         eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
         self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend
         self.in_order = backend != "gloo"
+        self.linkable = backend == "gloo" and device.type == "cpu"
+        self.links: Mapping[int, Link] = {}
         # A communicator of NCCL's runs one message at a time: with one for each direction, a receive that is posted
         # early holds up no send. What is safe on one communicator is safe on two, which wait for less.
         ranks = dist.get_process_group_ranks(chosen)
@@ -141,6 +148,8 @@ class TorchWire:
         return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
     def wake(self, peer: int) -> None:
+        if peer in self.links:
+            self.links[peer].shut()
         with contextlib.suppress(RuntimeError):
             if self.in_order:
                 for group in (self._group, *(self._groups or ())):

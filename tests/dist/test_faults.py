@@ -61,6 +61,13 @@ ERRORS = {
 }
 
 
+@pytest.fixture(params=["through memory", "by the group"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How messages go between the ranks. What happens at a fault, and what is said of it, does not depend on it."""
+    monkeypatch.setenv("SHARED_MEMORY", "yes" if request.param == "through memory" else "no")
+
+
+@pytest.mark.usefixtures("way")
 def test_an_error_reaches_every_rank(pipeline: Path) -> None:
     outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=250)
     for rank, outcome in enumerate(outcomes):
@@ -76,6 +83,7 @@ def test_an_error_reaches_every_rank(pipeline: Path) -> None:
             assert expected in said[case], (rank, said[case])
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
     """Rank 0 holds the store, so with it goes the way to ask the others."""
@@ -90,6 +98,7 @@ def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
             assert "(test.sched:" in outcome.output
 
 
+@pytest.mark.usefixtures("way")
 def test_a_rank_that_died_is_named_where_a_message_cannot_be_posted(pipeline: Path) -> None:
     outcomes = run(pipeline, "kill in a pause", 1)
     assert [outcome.returncode for outcome in outcomes] == [0, -9, 0]
@@ -126,6 +135,7 @@ def test_a_rank_that_died_in_a_reduction_is_named_with_its_line(tmp_path: Path) 
         assert "lost its connection to rank 1 at " in outcome.output
 
 
+@pytest.mark.usefixtures("way")
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):
         assert outcome.returncode == 0, outcome.output

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pipedsl.calls import CallKind, Calls
+from pipedsl.runtime.shared_memory import Link
 
 LAZY, EAGER = "lazy", "eager"
 DIRECTIONS = "directions"  # for comparison: the directions of a pair are independent, as on gloo
@@ -169,6 +170,7 @@ class Wire:
     """One rank's end, as `pipedsl.runtime.wire.Wire` asks for it."""
 
     in_order = True
+    linkable = False
     hosts_store = False
     store_host = "the test"
 
@@ -176,6 +178,7 @@ class Wire:
         self._fabric = fabric
         self.rank = rank
         self.size = fabric.ranks
+        self.links: Mapping[int, Link] = {}
         self.transport = f"nccl-{fabric.mode}-warm"
 
     def store(self, name: str, *, for_thread: bool = False) -> Any:

@@ -243,10 +243,11 @@ def nothing_piles_up(job: Job) -> None:
 
 
 def most_receives(job: Job, name: str, m: int) -> int:
-    """The most bytes that are held at a time by what messages are received into, in a warm step."""
+    """The most bytes that are held at a time by what messages are received into, by the group, in a warm step."""
     compiled = job.compiled(name)
-    stages = mlp(P)
-    pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=90, process_group=job.group)
+    compiled = job.compiled(name)
+    mine, group = mlp(P)[job.rank], job.group
+    pipe = compiled.Pipeline(mine, functional.cross_entropy, timeout=90, process_group=group, shared_memory=False)
     alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
     most = 0
     post = compiled.TorchWire.irecv

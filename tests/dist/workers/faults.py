@@ -76,7 +76,8 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
     hit = rank == victim
 
     def make(timeout: float) -> Any:
-        return compiled.Pipeline(mine, nn.functional.cross_entropy, process_group=group, timeout=timeout)
+        more = {"timeout": timeout, "shared_memory": os.environ.get("SHARED_MEMORY") != "no"}
+        return compiled.Pipeline(mine, nn.functional.cross_entropy, process_group=group, **more)
 
     timeout = patience(fault, make, m, group)
     if hit and fault not in SUMS:

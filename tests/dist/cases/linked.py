@@ -1,0 +1,150 @@
+"""Ranks that share memory and ranks that do not, on four ranks of one host, each against one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from pipedsl.runtime import deferred
+from tests.support import compiled as schedules
+from tests.support.job import BOTH, Case, Job, M, compare, tokens
+from tests.support.live_bytes import LiveBytes
+from tests.support.worker import alone, mlp
+from tests.unit.test_executor_memory import ROWS, WIDTH, Block, measure, predicted, with_gradients
+
+P = 4
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def neighbours(rank: int) -> set[int]:
+    return {rank - 1, rank + 1} & set(range(P))
+
+
+def model() -> list[nn.Module]:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    return mlp(P)
+
+
+def train(job: Job, pipe: Any, stages: list[nn.Module]) -> None:
+    reference = copy.deepcopy(stages)
+    for step in range(2):
+        batch, targets = tokens(step)
+        pipe.step(batch, targets)
+        alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+    compare(pipe, stages, reference)
+
+
+@case
+def ranks_of_one_host_share_memory(job: Job) -> None:
+    for name in BOTH:
+        stages = model()
+        pipe = job.pipeline(name, stages)
+        train(job, pipe, stages)
+        assert pipe._wire.links.keys() == neighbours(job.rank)
+
+
+@case
+def without_shared_memory(job: Job) -> None:
+    for name in BOTH:
+        stages = model()
+        pipe = job.pipeline(name, stages, shared_memory=False)
+        train(job, pipe, stages)
+        assert pipe._wire.links == {}
+
+
+@case
+def memory_that_one_rank_wants_and_another_does_not(job: Job) -> None:
+    with pytest.raises(Exception, match="rank 2 has shared_memory=False, rank [013] shared_memory=True|rank 0 has sh"):
+        job.pipeline("whole", model(), shared_memory=job.rank != 2)
+
+
+@case
+def a_rank_that_no_other_trusts(job: Job) -> None:
+    """Messages to and from it go by the process group, the others' do not."""
+    compiled = job.compiled("whole")
+    if job.rank == 1:
+        compiled.is_own = lambda connection: False
+    stages = model()
+    pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=90, process_group=job.group)
+    pipe.mine = [stages[job.rank]]
+    train(job, pipe, stages)
+    assert pipe._wire.links.keys() == (neighbours(job.rank) - {1} if job.rank != 1 else set())
+
+
+@case
+def what_a_stage_writes_to_later(job: Job) -> None:
+    """It is noticed as it is where the message would still be read."""
+
+    class Reused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+            self.last: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.last is not None:
+                self.last.detach().zero_()
+            self.last = self.inner(x)
+            return self.last
+
+    stages = model()
+    stages[1] = Reused()
+    pipe = job.pipeline("whole", stages)
+    with pytest.raises(Exception, match="rank 1 failed at .*the output of stage 1 for microbatch 0 was written to"):
+        pipe.step(*tokens(0))
+
+
+@case
+def shared_memory_does_not_grow_with_m(job: Job) -> None:
+    """Nor with the steps: those that send to a slow rank are held up. 1F1B has at most P sends that nobody waits for."""
+    m = 128
+    pipe = job.pipeline("whole_128", model())
+    for step in range(3):
+        pipe.step(*tokens(step, 2 * m))
+        pipe.step(*tokens(step, 2 * m), train=False)
+    message = 64  # bytes
+    for link in pipe._wire.links.values():
+        assert message <= link.memory <= 4 * P * message < m * message
+
+
+@case
+def shared_memory_counts_as_the_buffers_that_were_predicted(job: Job) -> None:
+    """The most that a rank holds, with all memory that it sends messages by."""
+    before = deferred.WORTH_DEFERRING
+    deferred.WORTH_DEFERRING = 1
+    for name, text in (("whole", schedules.ONE_F_ONE_B), ("split", schedules.SPLIT)):
+        stages = [with_gradients(nn.Sequential(*(Block() for _ in range(6)))) for _ in range(P)]
+        sizes = [measure(each, first=s == 0, last=s == P - 1) for s, each in enumerate(stages)]
+        expected = float(predicted(text, sizes, p=P, m=M)[job.rank])
+        pipe = job.pipeline(name, stages, functional.mse_loss)
+        batch, targets = torch.randn(M * ROWS, WIDTH), torch.randn(M * ROWS, WIDTH)
+        held: list[int] = []
+        with LiveBytes() as live:
+
+            def noting(act: Callable[[], None], live: LiveBytes = live, pipe: Any = pipe) -> Callable[[], None]:
+                def acting() -> None:
+                    act()
+                    held.append(live.now + sum(link.memory for link in pipe._wire.links.values()))
+
+                return acting
+
+            programs = pipe._loop._programs
+            programs[True] = [(call, noting(act)) for call, act in programs[True]]
+            for _ in range(2):
+                pipe.step(batch, targets)
+        assert abs(max(held) - expected) <= 0.05 * expected, (name, max(held), expected)
+    deferred.WORTH_DEFERRING = before
+    dist.barrier(job.group)

@@ -1,0 +1,170 @@
+"""Ranks of one host find each other, and both ends of every pair know whether they have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipedsl.runtime import neighbours
+from pipedsl.runtime.neighbours import Neighbourhood, window
+from pipedsl.runtime.plan import PipelineError, Plan, read_calls
+from pipedsl.runtime.shared_memory import Link, Window, can_share_memory
+
+needs_links = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
+
+RANKS = 4
+PATIENCE = 60.0  # seconds, where it is not time that runs out
+
+
+def chain(ranks: int = RANKS) -> Plan:
+    """Activations go from rank to rank."""
+    calls = []
+    for rank in range(ranks):
+        lines = [f"recv F0@{rank} {rank - 1} 1"] * (rank > 0) + [f"F {rank} 0 1"]
+        calls.append("\n".join([*lines, *[f"send F0@{rank + 1} {rank + 1} 1"] * (rank < ranks - 1)]))
+    return Plan("chain", "x.sched", {}, "", {}, ranks, ranks, 1, list(range(ranks)), calls)
+
+
+def meet(
+    plan: Plan, wanted: Sequence[bool], seconds: float = PATIENCE, alter: Callable[[list[str]], Any] = lambda _: None
+) -> list[dict[int, Link] | BaseException]:
+    """Every rank as a thread, called by its number; what each found, or the error. `alter` may change the offers."""
+    found: list[Any] = [None] * plan.ranks
+    nears = [Neighbourhood(wanted=each) for each in wanted]
+    offers = [near.offer for near in nears]
+    alter(offers)
+    store = dist.HashStore()
+
+    def work(rank: int) -> None:
+        try:
+            found[rank] = nears[rank].connect(plan, rank, offers, store, seconds)
+        except BaseException as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(plan.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+    for near in nears:
+        near.close()
+    return found
+
+
+def pairs(found: Sequence[dict[int, Link] | BaseException]) -> set[tuple[int, int]]:
+    """Whom every rank is connected with, as it sees it; that the links work, too."""
+    for rank, links in enumerate(found):
+        assert isinstance(links, dict), links
+        for peer, link in links.items():
+            link.send([torch.tensor([rank, peer])], 0)
+    for rank, links in enumerate(found):
+        assert isinstance(links, dict)
+        for peer, link in links.items():
+            tensor = torch.empty(2, dtype=torch.int64)
+            link.receive([tensor], 0)
+            assert tensor.tolist() == [peer, rank]
+    return {(rank, peer) for rank, links in enumerate(found) if isinstance(links, dict) for peer in links}
+
+
+ALL = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+
+
+@needs_links
+def test_ranks_that_exchange_messages_are_connected() -> None:
+    assert pairs(meet(chain(), [True] * RANKS)) == ALL
+
+
+@needs_links
+@pytest.mark.parametrize("without", [0, 1, 3])
+def test_a_rank_that_offers_nothing_is_left_out(without: int) -> None:
+    wanted = [rank != without for rank in range(RANKS)]
+    assert pairs(meet(chain(), wanted)) == {pair for pair in ALL if without not in pair}
+
+
+@needs_links
+@pytest.mark.parametrize("refuses", range(RANKS))
+def test_where_one_end_refuses_both_do_without(refuses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the other process is another user's."""
+    is_own = neighbours.is_own
+    monkeypatch.setattr(neighbours, "is_own", lambda x: threading.current_thread().name != str(refuses) and is_own(x))
+    assert pairs(meet(chain(), [True] * RANKS)) == {pair for pair in ALL if refuses not in pair}
+
+
+@needs_links
+def test_ranks_of_other_hosts_are_not_reached() -> None:
+    """There, the name is another process's, if anybody's."""
+
+    def elsewhere(offers: list[str]) -> None:
+        name, token, _ = json.loads(offers[1])
+        offers[1] = json.dumps([f"{name}?", token, "another host"])
+
+    assert pairs(meet(chain(), [True] * RANKS, alter=elsewhere)) == {(0, 1), (1, 0), (2, 3), (3, 2)}
+
+
+@needs_links
+def test_a_stranger_is_not_taken_for_a_rank() -> None:
+    """Who does not know what the store says, or says nothing: not even instead of a rank that comes later."""
+    strangers = []
+
+    def intrude(offers: list[str]) -> None:
+        name, _, _ = json.loads(offers[0])
+        for said in (neighbours._HELLO.pack(1, b"?" * 32), b"", neighbours._HELLO.pack(1, b"?" * 32)[:5]):
+            strangers.append(socket.socket(socket.AF_UNIX))
+            strangers[-1].connect(f"\0{name}")
+            strangers[-1].send(said)
+
+    found = meet(chain(), [True] * RANKS, alter=intrude)
+    for stranger in strangers:
+        stranger.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):  # where what it said was not read
+            assert stranger.recv(1) == b""
+        stranger.close()
+    assert pairs(found) == ALL
+
+
+@needs_links
+def test_a_rank_that_is_gone_is_named() -> None:
+    near = Neighbourhood(wanted=True)
+    with pytest.raises(PipelineError, match=r"rank 1 did not make its Pipeline within 0\.1 s"):
+        near.connect(chain(2), 0, [near.offer] * 2, dist.HashStore(), 0.1)
+    near.close()
+
+
+@needs_links
+def test_nobody_listens_any_longer_once_all_have_met() -> None:
+    names: list[str] = []
+    found = meet(chain(), [True] * RANKS, alter=lambda offers: names.extend(json.loads(each)[0] for each in offers))
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(f"\0{name}")
+    del found
+    assert not [name for name in names if name in Path("/proc/net/unix").read_text()]
+
+
+def test_nothing_is_offered_where_it_is_not_wanted_or_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Neighbourhood(wanted=False).offer == ""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert Neighbourhood(wanted=True).offer == ""
+
+
+def test_a_window_has_room_for_what_a_receive_can_be_sure_of() -> None:
+    calls = [
+        "isend F0@1 1 1\nisend F1@1 1 1\nisend F2@1 1 1\nwait 0 1\nwait 1 1\nwait 2 1\nrecv B0@0 1 1",
+        "irecv F1@1 0 1\nwait 0 1\nirecv F0@1 0 1\nirecv F2@1 0 1\nwait 1 1\nwait 2 1\nsend B0@0 0 1",
+    ]
+    plan = Plan("x", "x.sched", {}, "", {}, 2, 2, 3, [0, 1], calls)
+    first, second = (read_calls(plan, rank) for rank in range(2))
+    slack = neighbours._SLACK
+    # F1 comes with F0 before it, which no receive is posted for; F2 with both of them not taken, as F0 is not.
+    assert window(first, 0, second, 1) == Window(3 + slack, 1)
+    assert window(second, 1, first, 0) == Window(1 + slack, 0)

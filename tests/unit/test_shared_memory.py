@@ -1,0 +1,228 @@
+"""Messages through memory: what is sent arrives, nobody waits longer than by a process group, the dead are noticed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipedsl.runtime.shared_memory import Link, Window, can_share_memory
+from tests.support.launch import ROOT
+
+pytestmark = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
+
+LIMIT = 60.0  # seconds; nothing here takes more than a moment, but the machine may be busy
+
+
+def pair(room: int = 2, spin: float = 0.0) -> tuple[Link, Link]:
+    """Both ends, with room for so many messages each way."""
+    one, other = socket.socketpair()
+    window = Window(room, 0)
+    return Link(one, window, window, spin), Link(other, window, window, spin)
+
+
+@pytest.fixture
+def links() -> tuple[Link, Link]:
+    return pair()
+
+
+def take(link: Link, like: torch.Tensor, tag: int) -> torch.Tensor:
+    """Post a receive, and wait for it."""
+    link.expect()
+    tensor = torch.empty_like(like)
+    link.receive([tensor], tag)
+    return tensor
+
+
+@pytest.mark.parametrize("spin", [0.0, 1e-4])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64, torch.bool, torch.uint8]
+)
+def test_a_message_is_what_was_sent(dtype: torch.dtype, spin: float) -> None:
+    here, there = pair(spin=spin)
+    sent = [torch.randint(2, shape).to(dtype) for shape in [(3, 5), (), (0, 4), (1,)]]
+    for turn in range(5):  # round the ring
+        here.send(sent, turn)
+        received = [torch.empty_like(x) for x in sent]
+        there.expect()
+        there.receive(received, turn)
+        assert all(torch.equal(a, b) for a, b in zip(sent, received, strict=True))
+
+
+def test_what_was_sent_may_change_at_once(links: tuple[Link, Link]) -> None:
+    here, there = links
+    x = torch.ones(4)
+    here.send([x], 0)
+    x.zero_()
+    assert torch.equal(take(there, x, 0), torch.ones(4))
+
+
+def test_a_slow_receiver_gets_everything(links: tuple[Link, Link]) -> None:
+    """The sender is far ahead: it takes more memory, and nothing is written over. Messages are taken in any order."""
+    here, there = links
+    sent = [torch.full((100,), float(k)) for k in range(50)]
+    for tag, x in enumerate(sent):
+        here.send([x], tag)
+    order = [*range(10, 50), *range(9, -1, -1)]
+    assert all(torch.equal(take(there, sent[tag], tag), sent[tag]) for tag in order)
+    memory = here.memory
+    for tag in range(50, 500):  # taken in turn: there is room again
+        here.send([sent[tag % 50]], tag)
+        assert torch.equal(take(there, sent[0], tag), sent[tag % 50])
+        there.send([sent[0]], tag)
+        take(here, sent[0], tag)
+    assert here.memory == memory
+
+
+def test_of_messages_with_one_tag_the_first_comes_first(links: tuple[Link, Link]) -> None:
+    here, there = links
+    for value in range(3):
+        here.send([torch.tensor(value)], 7)
+    assert [int(take(there, torch.tensor(0), 7)) for _ in range(3)] == [0, 1, 2]
+
+
+def test_sizes_may_grow_and_shrink(links: tuple[Link, Link]) -> None:
+    here, there = links
+    for tag, size in enumerate([10, 100_000, 10]):
+        here.send([torch.arange(size)], tag)
+    for tag, size in enumerate([10, 100_000, 10]):
+        assert torch.equal(take(there, torch.arange(size), tag), torch.arange(size))
+    assert here.memory >= 800_000
+    here.forget_sizes()
+    here.send([torch.arange(10)], 3)
+    assert torch.equal(take(there, torch.arange(10), 3), torch.arange(10))
+    assert here.memory < 1000
+
+
+def test_a_message_of_another_size_is_no_data(links: tuple[Link, Link]) -> None:
+    here, there = links
+    here.send([torch.zeros(3)], 0)
+    with pytest.raises(ValueError, match="a message of 12 bytes has come where one of 16 is to be received"):
+        take(there, torch.zeros(4), 0)
+
+
+def test_only_what_lies_in_main_memory_is_sent(links: tuple[Link, Link]) -> None:
+    with pytest.raises(ValueError, match="a tensor on meta cannot be sent"):
+        links[0].send([torch.empty(3, device="meta")], 0)
+
+
+def test_the_end_of_a_send_waits_for_its_receive_to_be_posted_at_most() -> None:
+    """Three messages have room. A later one's send ends with its receive's call, and before it is taken."""
+    here, there = pair(room=3)
+    x = torch.tensor(0)
+    numbers = [here.send([x], tag) for tag in range(5)]
+    for number in numbers[:3]:
+        here.finish_send(number)
+    take(there, x, 0)
+    for _ in range(2):
+        there.expect()
+    for tag in (3, 4):
+        waits = threading.Thread(target=here.finish_send, args=(numbers[tag],), daemon=True)
+        waits.start()
+        waits.join(0.05)
+        assert waits.is_alive()
+        there.expect()
+        waits.join(LIMIT)
+        assert not waits.is_alive()
+        there.receive([x], tag - 2)
+
+
+def test_the_dead_are_noticed_and_what_they_sent_is_there(links: tuple[Link, Link]) -> None:
+    here, there = links
+    there.send([torch.tensor(5)], 1)
+    there._connection.close()
+    assert int(take(here, torch.tensor(0), 1)) == 5
+    with pytest.raises(ConnectionError):
+        take(here, torch.tensor(0), 2)
+    with pytest.raises(ConnectionError):
+        here.send([torch.tensor(0)], 3)
+
+
+def test_a_waiting_thread_can_be_called_back(links: tuple[Link, Link]) -> None:
+    """The other rank, which may be waiting, too, for somebody else, is not told that this one has died."""
+    here, there = links
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            here.arrive(0)
+        except ConnectionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    here.shut()
+    thread.join(LIMIT)
+    assert len(errors) == 1
+    here.send([torch.tensor(1)], 0)
+    there.arrive(0)
+    assert not there._read(wait=False)
+
+
+def test_a_link_that_is_abandoned_says_nothing(links: tuple[Link, Link]) -> None:
+    here, there = links
+    descriptor = here._connection.fileno()
+    here.abandon()
+    here.abandon()
+    here.shut()
+    assert not there._read(wait=False)
+    os.close(descriptor)
+
+
+def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, Link]) -> None:
+    here, there = links
+    here.send([torch.tensor(1)], 0)
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="too many files open"):
+            there.arrive(0)
+        with pytest.raises(OSError, match="Too many open files"):
+            there.send([torch.tensor(1)], 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+FORKING = """
+import os, signal, socket, sys, time
+from pipedsl.runtime.shared_memory import Link, Window
+link = Link(socket.socket(fileno=int(sys.argv[1])), Window(2, 0), Window(2, 0), 0.0)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
+link.arrive(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_process_does_not_keep_a_dead_ranks_end_open() -> None:
+    """As the workers of a data loader, which live on for a while."""
+    one, other = socket.socketpair()
+    link = Link(one, Window(2, 0), Window(2, 0), 0.0)
+    command = [sys.executable, "-c", FORKING, str(other.fileno())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
+        other.close()
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            link.send([torch.tensor(0)], 0)
+            assert process.wait(LIMIT) == -signal.SIGKILL
+            with pytest.raises(ConnectionError):
+                link.arrive(0)
+            assert Path(f"/proc/{child}").exists()
+        finally:
+            os.kill(child, signal.SIGKILL)
