@@ -136,11 +136,11 @@ def _message(call: Any, ranks: int, where: str) -> _Message:
 
 def _group(ranks: list[Any], own: int, count: int, where: str) -> tuple[int, ...]:
     """The ranks of a reduction, in order."""
-    if not all(type(rank) is int and 0 <= rank < count for rank in ranks) or len(set(ranks)) < len(ranks):
-        raise _error(f"{where}: a reduce names ranks from 0 to {count - 1}, each once")
+    if not all(type(rank) is int and 0 <= rank < count for rank in ranks) or ranks != sorted(set(ranks)):
+        raise _error(f"{where}: a reduce names ranks from 0 to {count - 1}, in order")
     if own not in ranks:
         raise _error(f"{where}: a reduce names its own rank too")
-    return tuple(sorted(ranks))
+    return tuple(ranks)
 
 
 def rank_calls(calls: Calls, rank: int) -> list[Any]:

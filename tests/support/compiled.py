@@ -67,6 +67,21 @@ rank r {
     if late(r) { B@down * m REDUCE@down B@up * m REDUCE@up } else { B@up * m REDUCE@up B@down * m REDUCE@down }
 }
 """
+# Communication placed by hand, between two copies.
+BY_HAND = """schedule x(p, m)
+stages 2
+replica down { place s -> s }
+replica up { place s -> 1 - s }
+rank r where r == 0 {
+    (F@down SEND_F@down RECV_F@up F@up B@up SEND_B@up RECV_B@down B@down) * m
+}
+rank r where r == 1 {
+    (F@up RECV_F@down SEND_F@up F@down B@down RECV_B@up SEND_B@down B@up) * m
+}
+"""
+BY_HAND_REDUCE = BY_HAND.replace("B@down) * m", "B@down) * m REDUCE@down REDUCE@up").replace(
+    "B@up) * m", "B@up) * m REDUCE@up REDUCE@down"
+)
 CHIMERA_REDUCE = (Path(__file__).parents[2] / "examples" / "chimera_reduce.sched").read_text(encoding="utf-8")
 CHIMERA = (Path(__file__).parents[2] / "examples" / "chimera.sched").read_text(encoding="utf-8")
 

@@ -15,7 +15,15 @@ from torch.nn import functional
 
 from pipedsl.runtime.copies import _parameter_digest
 from tests.support import compiled
-from tests.support.compiled import CHIMERA, CHIMERA_REDUCE, TWO_WAYS, TWO_WAYS_REDUCE, TWO_WAYS_SPLIT
+from tests.support.compiled import (
+    BY_HAND,
+    BY_HAND_REDUCE,
+    CHIMERA,
+    CHIMERA_REDUCE,
+    TWO_WAYS,
+    TWO_WAYS_REDUCE,
+    TWO_WAYS_SPLIT,
+)
 from tests.support.nccl_like import EAGER, LAZY, Fabric, run_ranks
 from tests.support.on_threads import check, cut, data, errors, pipelines, reference_step, results
 from tests.support.worker import difference, gradients, load, mlp
@@ -34,23 +42,9 @@ replica b { place s -> (s + 1) % p }
 replica c { place s -> (s + 2) % p }
 rank r { for k in 0 .. 3 { F@k * m } for k in 0 .. 3 { B@k * m } }
 """
-BY_HAND = """schedule x(p, m)
-stages 2
-replica down { place s -> s }
-replica up { place s -> 1 - s }
-rank r where r == 0 {
-    (F@down SEND_F@down RECV_F@up F@up B@up SEND_B@up RECV_B@down B@down) * m
-}
-rank r where r == 1 {
-    (F@up RECV_F@down SEND_F@up F@down B@down RECV_B@up SEND_B@down B@up) * m
-}
-"""
 SPLIT_REDUCE = TWO_WAYS_REDUCE.replace("B@down * m", "I@down * m W@down * m").replace("B@up * m", "I@up * m W@up * m")
 SOME_REDUCE = TWO_WAYS_REDUCE.replace("REDUCE@up B@down * m REDUCE@down", "if r > 0 { REDUCE@up } B@down * m").replace(
     "REDUCE@down B@up * m REDUCE@up", "if r < p - 1 { REDUCE@down } B@up * m"
-)
-BY_HAND_REDUCE = BY_HAND.replace("B@down) * m", "B@down) * m REDUCE@down REDUCE@up").replace(
-    "B@up) * m", "B@up) * m REDUCE@up REDUCE@down"
 )
 THREE_REDUCE = THREE.replace(
     "for k in 0 .. 3 { B@k * m }", "for k in 0 .. 3 { B@k * m } for s in 0 .. p { REDUCE@((r - s) % p) }"
