@@ -51,8 +51,9 @@ def test_a_step_does_not_wait_for_the_gpu(one_rank: torch.device, tmp_path: Path
             assert difference(gradient, expected[name]) <= 1e-5, name
 
 
-def test_nor_where_gradients_of_copies_are_summed(one_rank: torch.device, tmp_path: Path) -> None:
-    module = load(compiled.compile_to(tmp_path / "x.py", compiled.TWO_WAYS, p=1, m=2))
+@pytest.mark.parametrize("text", [compiled.TWO_WAYS, compiled.TWO_WAYS_REDUCE])
+def test_nor_where_gradients_of_copies_are_summed(one_rank: torch.device, text: str, tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=1, m=2))
     (reference,) = mlp(1)
     reference.to(one_rank)
     stages = [copy.deepcopy(reference) for _ in range(2)]
@@ -75,7 +76,8 @@ def test_training_over_nccl(tmp_path: Path) -> None:
     files = [
         compiled.compile_to(tmp_path / f"{name}.py", name, p=2, m=8) for name in ("1f1b", "zb_h1", "interleaved_1f1b")
     ]
-    files.append(compiled.compile_to(tmp_path / "two_ways.py", compiled.TWO_WAYS_SPLIT, p=2, m=4))
+    for name, text in (("split", compiled.TWO_WAYS_SPLIT), ("reduce", compiled.TWO_WAYS_REDUCE)):
+        files.append(compiled.compile_to(tmp_path / f"two_ways_{name}.py", text, p=2, m=4))
     succeed(launch(WORKER, 2, ["nccl", *map(str, files)], timeout=300))
 
 
