@@ -13,17 +13,11 @@ from verify.search.formula import Formula
 from verify.search.load import Literal
 from verify.search.model import Model, run
 from verify.search.problem import Infeasible
+from verify.search.solver import FAR, UNITS, UNITS_WITH_SUMS, check, counted, new_solver
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
 
-# z3's own units of work that take about a second, by what it reasons with.
-UNITS = 5_000_000
-UNITS_WITH_SUMS = 8_000_000
 MANY = 400  # operations, above which a unit takes longer in proportion: the formula outgrows the caches
-DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
-FAR = 1 << 60
-EARLY = 0.1  # seconds by which z3 may end before its time is up
-OFTEN = 3  # starting anew every so many conflicts: up to twice as fast as more and more seldom
 
 
 class Answer(Enum):
@@ -70,17 +64,9 @@ def decide(
     import z3
 
     formula = Formula(model, window)
-    context = z3.Context()  # of its own, so that the work is counted from nothing
-    solver = z3.SimpleSolver(context)
-    solver.set("smt.random_seed", seed)
-    solver.set("smt.auto_config", False)
-    solver.set("smt.restart_strategy", OFTEN)
-    if formula.sums:
-        unit = UNITS_WITH_SUMS
-    else:
-        unit = UNITS
-        solver.set("smt.arith.solver", DIFFERENCES)
-        solver.set("smt.relevancy", 0)
+    solver = new_solver(seed, bool(formula.sums))
+    context = solver.ctx
+    unit = UNITS_WITH_SUMS if formula.sums else UNITS
     unit = unit * MANY // max(MANY, len(model))
     stop = monotonic() + seconds if seconds else float("inf")
     solver.from_string(formula.assertions())
@@ -88,19 +74,8 @@ def decide(
     clauses: list[str] = []
     prompt: list[str] = []
     while True:
-        most = max(1, int(work * unit) - used) if work else FAR
-        if work:
-            solver.set("rlimit", most)
-        if seconds:
-            solver.set("timeout", max(1, int((stop - monotonic()) * 1000)))
-        before = _count(solver)
-        answer = solver.check()
-        after = _count(solver)
-        used = used if after is None else after
-        work_left = before is not None and after is not None and after - before < most
-        cancelled = answer == z3.unknown and solver.reason_unknown() == "canceled"
-        if cancelled and work_left and monotonic() < stop - EARLY:
-            raise KeyboardInterrupt  # which z3 takes for itself
+        answer = check(solver, int(work * unit) - used if work else FAR, stop)
+        used = counted(solver) or used
         if answer == z3.unsat:
             return Decision(Answer.REFUTED, None, used / unit, clauses=tuple(clauses))
         if answer != z3.sat or monotonic() > stop or (work and used >= work * unit):
@@ -129,12 +104,6 @@ def is_longer(model: Model, rows: list[list[int]], limit: int) -> bool:
     """Whether the objective is over the limit once every operation starts as early as it can."""
     found = run(model, rows)
     return found is not None and found.value > limit
-
-
-def _count(solver: Any) -> int | None:
-    """What z3 counts as work, so far; None where it does not say."""
-    statistics = solver.statistics()
-    return int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else None  # noqa: SIM118
 
 
 def _truth(z3: Any, context: Any, literal: Literal) -> Any:

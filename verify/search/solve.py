@@ -22,6 +22,7 @@ from verify.search.improve import improve
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.loosen import loosen
 from verify.search.model import Model, fits, model_of, run
+from verify.search.modulo import Periods, few_microbatches
 from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.settle import settle
@@ -36,11 +37,14 @@ SCHEDULED = 700_000  # operations put in order by list scheduling that count as 
 EACH = 80  # operations that take as long as what putting few in order costs beside
 LARGE = 12_000  # operations; above, habits are first tried on fewer microbatches
 SHORT = 6  # work that goes into them at most
+SQUEEZED = 30_000  # operations; above, the longest rank has too many ways
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
 NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
 SETTLING = 4  # how often idle time is filled in what came of habits, about
+PERIODS = 4  # microbatches in one, at most
+PERIOD = 4  # work for periods of so many microbatches, at most
 KERNELS = 6  # steady states that are unrolled
 
 
@@ -291,7 +295,7 @@ def _settle(search: _Search, rows: list[list[int]]) -> None:
     better, turns = settle(search.model, rows, search.stop)
     search.take(better, "idle time filled")
     search.work += FILLING * turns * len(search.model) / SCHEDULED
-    if MOST_FOR_MOVES < len(search.model) <= LARGE and not search.done and search.left > 0.01:
+    if len(search.model) <= SQUEEZED and not search.done and search.left > 0.01:
         better, states = squeeze(search.model, better, search.enough, search.stop)
         search.take(better, "best order of the longest rank")
         search.work += STATE * states / SCHEDULED
@@ -307,9 +311,13 @@ def _rounds(search: _Search) -> None:
         _ride_waves(search)
         if not search.done:
             _tune_short(search, min(SHORT, search.budget.work / 12))
+    periods = True
     while not search.done and search.left > 0.01:
         before = search.work
         _tune(search, min(share, search.left))
+        if len(search.model) > FEW and periods and not search.done:
+            periods = False
+            _repeat(search)
         if not before and not search.done and len(search.model) <= LARGE:
             _ride_waves(search)
         # Not before z3 had a first look, where it may have one.
@@ -329,6 +337,26 @@ def _rounds(search: _Search) -> None:
         if search.work == before:
             break
         share *= 2 if reasons else 8
+
+
+def _repeat(search: _Search) -> None:
+    """Periods of few microbatches, each only where it is shorter than those of fewer."""
+    microbatches = search.model.problem.microbatches
+    best = Fraction(search.value, microbatches)
+    for count in range(1, min(PERIODS, microbatches // 2) + 1):
+        few = few_microbatches(search.model, count)
+        if few is None or search.done or search.left <= 0.01:
+            return
+        asked = Periods(few, min(PERIOD, search.left), search.stop, search.seed)
+        kernel = asked.shortest(ceil(best * count) - 1)
+        search.work += asked.used
+        if kernel is None:
+            continue
+        best = Fraction(kernel.period, count)
+        for skipped in range(count):
+            rows = kernel.unroll(search.model, skipped)
+            search.take(rows, f"{count} microbatches a period")
+            _settle(search, rows)
 
 
 def _improve(search: _Search, share: float) -> None:

@@ -12,7 +12,7 @@ from time import monotonic
 from verify.search.model import Model, Run, run
 from verify.search.problem import Objective
 
-MOST_STATES = 250_000  # for one rank; above, it stays as it is
+MOST_STATES = 1_000_000  # for one rank; above, it stays as it is
 STATE = 2  # what a state costs, beside running an operation
 
 Counts = tuple[int, ...]
