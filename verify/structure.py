@@ -98,7 +98,7 @@ def _complete(program: Program) -> bool:
         return False
     reduces = program.kind == Kind.REDUCE
     chunk = program.replica[reduces].astype(np.int64) * program.stages + program.stage[reduces]
-    if len(np.unique(chunk)) < len(chunk):
+    if (np.bincount(chunk) > 1).any():
         return False
     forward, whole, inputs, weights = (np.bincount(cell[program.kind == kind], minlength=size) for kind in COMPUTE)
     once = (forward == 1) & (whole + inputs == 1) & (inputs == weights)
