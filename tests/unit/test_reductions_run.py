@@ -107,3 +107,19 @@ def test_labels_and_words(tmp_path: Path) -> None:
         "REDUCE of stage 0/down (x.sched:8)",
     ]
     assert not any(call.kind == "REDUCE" for call in module.forward_only(module.read_calls(module.PLAN, 0)))
+
+
+def test_it_has_a_name_in_torchs_profiler(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.SPLIT_REDUCE, p=1, m=1))
+    (stage,) = mlp(1)
+
+    def work(wire: Any) -> list[str]:
+        pipe = module.Pipeline(stage, functional.cross_entropy, process_group=wire, timeout=20)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            pipe.step(*data(module))
+            pipe.step(*data(module), train=False)
+        return [event.name for event in profile.events()]
+
+    (names,) = results(run_ranks(Fabric(1, LAZY), work))
+    assert names.count("REDUCE s0") == 1
+    assert names.count("F s0 mb0") == 2
