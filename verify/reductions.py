@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from pipedsl.calls import CallKind, Calls
 from pipedsl.diagnostics import Diagnostic, Label
 from pipedsl.program import Kind, Program
 from verify.naming import span_of
-from verify.wording import counted_list, rank_span
+from verify.wording import counted_list, first_few, rank_span
 
 _MOST_FINDINGS = 20
 
@@ -25,21 +26,27 @@ def check_reductions(program: Program) -> list[Diagnostic]:
     copies = program.placement.shape[0]
     for stage in np.unique(program.stage[rows]).tolist() if copies > 1 else ():
         own = rows[program.stage[rows] == stage]
-        absent = sorted(set(range(copies)) - set(program.replica[own].tolist()))
+        there = sorted(set(program.replica[own].tolist()))
+        absent = sorted(set(range(copies)) - set(there))
         if not absent:
             continue
-        of = ", ".join(program.replica_name(replica) for replica in absent)
-        ranks = sorted({int(program.placement[replica, stage]) for replica in absent})
-        there = sorted(set(program.rank_of()[own].tolist()))
-        has = "has" if len(there) == 1 else "have"
+        ranks = [int(program.placement[replica, stage]) for replica in absent]
         message = (
-            f"REDUCE of stage {stage} of replica {of} never runs on {counted_list('rank', ranks)}, where "
-            f"{counted_list('rank', there)} {has} one"
+            f"REDUCE of stage {stage} runs for {_replicas(program, there, stage)}, but never for "
+            f"{_replicas(program, absent, stage)}"
         )
-        label = Label(program.span_of(int(own[0])), f"rank {there[0]} sums the gradients of stage {stage} here")
+        first = int(own[0])
+        rank = program.placement[program.replica[first], stage]
+        label = Label(program.span_of(first), f"rank {rank} sums the gradients of stage {stage} here")
         help_ = "write a REDUCE for all copies of a stage, or for none: then they are summed at the end of the step"
         found.append(Diagnostic("PD206", message, rank_span(program, ranks[0]), (label,), help=help_))
     return found[:_MOST_FINDINGS]
+
+
+def _replicas(program: Program, numbers: Sequence[int], stage: int) -> str:
+    """`replica up on rank 1`."""
+    named = [f"{program.replica_name(k)} on rank {program.placement[k, stage]}" for k in numbers]
+    return f"replica {first_few(named, len(named))}"
 
 
 # --------------------------------------------------------------------- of calls
