@@ -7,10 +7,12 @@
     split   what I and W take together, of what B takes; how often a checkpointed forward is recomputed
     host    the main thread's CPU time per computation where there is next to nothing to compute, p=2, m=64
     speed   tokens per second on two ranks, against the limit: one process's step / p / (1 - bubble), the bubble under
-            durations measured here; `searched` is what `pipedsl search` finds for these with 2 chunks a rank
+            durations measured here; `searched` is what `pipedsl search` finds for these with 2 chunks a rank, and
+            `searched_uneven` in stages of 1, 4 and 3 layers
     replay  the same from CPU times, for machines with other work: what each computation took the main thread, and what
             it needed besides in equal parts, put together as the schedule has them, as if messages took no time
-    memory  live bytes on each rank at the peak, against what `verify --profile` predicts; m=8 against m=128
+    memory  live bytes on each rank at the peak, against what `verify --profile` predicts: on threads, whose messages
+            take no memory, and on processes, with all that they send messages by; m=8 against m=128
     trace   what `trace=True` costs
 
 Ratios are of medians over rounds in which all contestants run one after the other, so that a slow moment of the machine
@@ -109,9 +111,16 @@ def _host(options: argparse.Namespace) -> list[Wanted]:
     return [Wanted(f"1F1B, without the computation: {ours / theirs:.2f} of PyTorch's <= 0.5", ours <= 0.5 * theirs)]
 
 
-# Our schedules, and how many chunks a rank holds.
-OURS = {"1f1b": 1, "interleaved_1f1b": 2, "zb_h1": 1, "zb_h2": 1, str(HERE / "interleaved_iw.sched"): 2}
-SEARCHED = {str(HERE / "searched.sched"): 2}
+# Our schedules, and how many layers their stages hold.
+WHOLE, HALVES = (4, 4), (2, 2, 2, 2)
+OURS = {
+    "1f1b": WHOLE,
+    "interleaved_1f1b": HALVES,
+    "zb_h1": WHOLE,
+    "zb_h2": WHOLE,
+    str(HERE / "interleaved_iw.sched"): HALVES,
+}
+SEARCHED = {str(HERE / "searched.sched"): HALVES, str(HERE / "searched_uneven.sched"): (1, 4, 3)}
 SAME = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B"}  # what PyTorch has, too
 
 
@@ -241,10 +250,28 @@ def _memory(options: argparse.Namespace) -> list[Wanted]:
             most = max(abs(ours - each) / each for ours, each in zip(found, expected, strict=True))
             print(f"  {schedule:<32}measured {found}, predicted {expected}")
             wanted.append(Wanted(f"{schedule}: {100 * most:.1f} % <= 5 %", most <= 0.05))
+        wanted += _shared_memory()
         few, many = (memory.measured("1f1b", folder, p=2, m=m, steps=2) for m in (8, 128))
         print(f"  {'1f1b, p=2':<32}m=8 {few}, m=128 {many}")
         same = all(b - a <= 128 * 8 for a, b in zip(few, many, strict=True))  # the losses: a number each
         wanted.append(Wanted("m=128 needs no more than m=8, but for the losses", same))
+    return wanted
+
+
+def _shared_memory() -> list[Wanted]:
+    """The same of ranks that are processes, and send messages by memory."""
+    from tests.unit import test_executor_memory as memory
+
+    names, m = ("1f1b", "interleaved_1f1b", "zb_h1", "zb_h2"), 8
+    ranks = _measure("memory", RANKS, {"ours": {name: _compile(name, m) for name in names}})
+    wanted = []
+    for name in names:
+        sizes = [memory.Sizes(*each) for each in ranks[0][name]["sizes"]]
+        expected = [int(each) for each in memory.predicted(name, sizes, p=RANKS, m=m)]
+        found = [each[name]["peak"] for each in ranks]
+        most = max(abs(ours - each) / each for ours, each in zip(found, expected, strict=True))
+        print(f"  {f'{name}, shared memory':<32}measured {found}, predicted {expected}")
+        wanted.append(Wanted(f"{name}, shared memory: {100 * most:.1f} % <= 5 %", most <= 0.05))
     return wanted
 
 
@@ -269,10 +296,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], Sequence[Wanted]]] = {
 # ------------------------------------------------------------------ starting what measures
 
 
-def _compile(schedule: str, m: int, costs: dict[str, float] | None = None) -> tuple[str, float]:
-    """The text of a schedule's executor for two ranks, and its bubble: with F, I and W equal, or `costs` of a layer.
+Compiled = tuple[str, float, tuple[int, ...]]  # an executor's text, its bubble, how many layers its stages hold
 
-    What a schedule leaves open is searched for first.
+
+def _compile(schedule: str, m: int, costs: dict[str, float] | None = None) -> Compiled:
+    """A schedule for two ranks; its bubble with F, I and W equal, or with `costs` of a layer.
+
+    What it leaves open is searched for first.
     """
     import pipedsl
     from pipedsl.emit import emit_result
@@ -281,9 +311,11 @@ def _compile(schedule: str, m: int, costs: dict[str, float] | None = None) -> tu
     loaded, params = pipedsl.load(schedule), {"p": RANKS, "m": m}
     profile = None
     if costs is not None:
-        layers = LAYERS // RANKS // (OURS | SEARCHED)[schedule]
-        micro = {kind: round(1e6 * each * (1 if kind == "send" else layers)) for kind, each in costs.items()}
-        profile = Profile("measured", {kind: (Fraction(each),) for kind, each in micro.items()})
+        times = {kind: (1,) if kind == "send" else (OURS | SEARCHED)[schedule] for kind in costs}
+        profile = Profile(
+            "measured",
+            {kind: tuple(Fraction(round(1e6 * each * n)) for n in times[kind]) for kind, each in costs.items()},
+        )
     if schedule in SEARCHED:
         found = pipedsl.search(loaded, params, profile=profile, budget=SEARCH_FOR)
         loaded, params = pipedsl.parse_text(found.text, schedule), {}
@@ -291,7 +323,8 @@ def _compile(schedule: str, m: int, costs: dict[str, float] | None = None) -> tu
         profile = replace(profile, costs={**profile.costs, "send": (Fraction(0),)})
     result = pipedsl.verify(loaded, params, profile=profile)
     assert result.metrics is not None
-    return emit_result(result), float(result.metrics.bubble)
+    layers = () if costs is None else (OURS | SEARCHED)[schedule]
+    return emit_result(result), float(result.metrics.bubble), layers
 
 
 def _measure(part: str, ranks: int, task: dict[str, Any]) -> list[Any]:

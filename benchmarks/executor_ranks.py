@@ -8,9 +8,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,156 +23,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
-from torch.distributed.pipelining import _backward as torch_backward  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from benchmarks.executor_split import HEADS, LAYERS, SEQUENCE, WIDTH, Both, split  # noqa: E402
 from examples.train_gpt import Block  # noqa: E402
-from pipedsl.runtime.chunk import Arrived, Chunk  # noqa: E402
-
-WIDTH, SEQUENCE, LAYERS, HEADS = 256, 128, 8, 4
-TENSOR = ("tensor",)
-
-
-# ------------------------------------------------------------------ split: one process
-
-
-class Both:
-    """A module's backward in our way and in PyTorch's: whole, or split in two."""
-
-    def __init__(self, module: nn.Module, x: torch.Tensor) -> None:
-        self.module = module
-        self.chunk = Chunk(module, range(1 << 20))
-        self.whole = Chunk(module)
-        self.x = x
-        self.gradient = torch.randn_like(module(x)) / x.numel()
-
-    def ours(self, split: bool) -> float:
-        """CPU seconds of the backward."""
-        chunk = self.chunk if split else self.whole
-        chunk.begin()
-        output = chunk.forward(0, Arrived(TENSOR, [self.x], [True], 1), {})
-        chunk.keep(0, [output])
-        began = time.process_time()
-        if split:
-            chunk.backward_input(0, [self.gradient])
-            chunk.backward_weight(0)
-        else:
-            chunk.backward(0, [self.gradient])
-        return time.process_time() - began
-
-    def by_kind(self, split: bool) -> list[tuple[str, float]]:
-        """CPU seconds of a microbatch's computations, in our way."""
-        chunk = self.chunk if split else self.whole
-        chunk.begin()
-        began = time.thread_time()
-        output = chunk.forward(0, Arrived(TENSOR, [self.x], [True], 1), {})
-        chunk.keep(0, [output])
-        times = [began, time.thread_time()]
-        (chunk.backward_input if split else chunk.backward)(0, [self.gradient])
-        times.append(time.thread_time())
-        if split:
-            chunk.backward_weight(0)
-            times.append(time.thread_time())
-        return list(zip("FIW" if split else "FB", (b - a for a, b in pairwise(times)), strict=True))
-
-    def torch(self, split: bool) -> float:
-        x = self.x.detach().requires_grad_()
-        output = self.module(x)
-        began = time.process_time()
-        if split:
-            _, groups = torch_backward.stage_backward_input([output], [self.gradient], [x], self.module.parameters())
-            torch_backward.stage_backward_weight(self.module.parameters(), groups)
-        else:
-            torch_backward.stage_backward(output, self.gradient, [x])
-        return time.process_time() - began
-
-    def ratio(self, way: Callable[[bool], float], times: int) -> float:
-        """(I + W) / B, of times measured in turn."""
-        found = [(way(True), way(False)) for _ in range(times)]
-        return sum(split for split, _ in found) / sum(whole for _, whole in found)
-
-
-class Counted(nn.Module):
-    """Layers under activation checkpointing, and how often they ran."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(64, HEADS) for _ in range(layers))
-        self.runs = 0
-
-    def one(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        self.runs += 1
-        return block(x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = checkpoint(self.one, block, x, use_reentrant=False)
-        return x
-
-
-class Custom(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        Custom.runs += 1
-        x, weight = ctx.saved_tensors
-        return gradient * weight, (gradient * x).sum(tuple(range(x.dim() - 1)))
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(16))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Custom.apply(x, self.weight)
-
-
-def tiny(layers: int) -> nn.Module:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(layers)))
-
-
-def split(task: dict[str, Any], rank: int) -> Any:
-    torch.manual_seed(0)
-    found: dict[str, Any] = {}
-    wide = Both(nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(2))), torch.randn(1, SEQUENCE, WIDTH))
-    small = Both(tiny(48), torch.randn(4, 16))
-    for name, both, times in (("2 layers of width 256", wide, 8), ("48 tiny layers", small, 20)):
-        both.ratio(both.ours, 3), both.ratio(both.torch, 3)
-        ways = {"ours": both.ours, "torch": both.torch}
-        found[name] = {who: [] for who in ways}
-        for _ in range(task["rounds"]):
-            for who, way in ways.items():
-                found[name][who].append(both.ratio(way, times))
-    found["depths"] = {}
-    for depth in (12, 48, 192):
-        both = Both(tiny(depth), torch.randn(4, 16))
-        found["depths"][depth] = [both.ratio(both.ours, 10) for _ in range(task["rounds"])]
-    found["recomputed"] = {}
-    for layers in (1, 4):
-        module = Counted(layers)
-        both = Both(module, torch.randn(1, 16, 64))
-        counts = []
-        for way in (both.ours, both.torch):
-            module.runs = 0
-            way(True)
-            counts.append(module.runs / layers)
-        found["recomputed"][f"{layers} checkpointed"] = counts
-    both = Both(nn.Sequential(Scaled(), nn.Linear(16, 16)), torch.randn(4, 16))
-    counts = []
-    for way in (both.ours, both.torch):
-        Custom.runs = 0
-        way(True)
-        counts.append(Custom.runs)
-    found["custom"] = counts
-    return found
 
 
 def costs(task: dict[str, Any], rank: int) -> Any:
@@ -211,17 +66,25 @@ def load(folder: Path, name: str, text: str) -> Any:
     return module
 
 
-def stages_of(blocks: list[nn.Module], count: int) -> list[nn.Module]:
-    each = len(blocks) // count
-    return [nn.Sequential(*copy.deepcopy(blocks[s * each : (s + 1) * each])) for s in range(count)]
+def stages_of(blocks: list[nn.Module], layers: Sequence[int]) -> list[nn.Module]:
+    """Copies of the blocks in stages of so many each."""
+    ends = [*accumulate(layers, initial=0)]
+    assert ends[-1] == len(blocks)
+    return [nn.Sequential(*copy.deepcopy(blocks[a:b])) for a, b in pairwise(ends)]
 
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
 
-def our_step(folder: Path, name: str, text: str, blocks: list[nn.Module], **options: Any) -> Step:
+def evenly(blocks: list[nn.Module], count: int) -> list[int]:
+    return [len(blocks) // count] * count
+
+
+def our_step(folder: Path, name: str, made: Any, blocks: list[nn.Module], **options: Any) -> Step:
+    """`made`: a schedule's text, its bubble, and how many of the blocks its stages hold, if not as many each."""
+    text, _, layers = made
     compiled = load(folder, name, text)
-    stages = stages_of(blocks, compiled.STAGES)
+    stages = stages_of(blocks, layers or evenly(blocks, compiled.STAGES))
     mine = [stages[s] for s, owner in enumerate(compiled.PLACEMENT) if owner == dist.get_rank()]
     step: Step = compiled.Pipeline(mine, functional.mse_loss, **options).step
     return step
@@ -245,7 +108,7 @@ def torch_step(name: str, blocks: list[nn.Module], m: int) -> Step:
     rank, p = dist.get_rank(), dist.get_world_size()
     count = chunks * p
     numbers = place(rank, p, count)
-    modules = stages_of(blocks, count)
+    modules = stages_of(blocks, evenly(blocks, count))
     stages = [pipelining.PipelineStage(modules[s], s, count, torch.device("cpu")) for s in numbers]
     schedule = make(stages[0] if chunks == 1 else stages, m, loss_fn=functional.mse_loss)
     first, last = 0 in numbers, count - 1 in numbers
@@ -318,7 +181,7 @@ def host(task: dict[str, Any], rank: int) -> Any:
                 (functional.mse_loss(module(x.detach().requires_grad_()), y) / m).backward()
 
     steps: dict[str, Step] = {"compute": compute, "by hand": by_hand(copy.deepcopy(blocks[rank]), rank, m)}
-    steps |= {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
+    steps |= {f"ours {name}": our_step(folder, name, made, blocks) for name, made in task["ours"].items()}
     steps |= {f"torch {name}": torch_step(name, blocks, m) for name in ("1F1B", "GPipe")}
     batch, targets = torch.randn(m, 2), torch.randn(m, 2)
     found: dict[str, list[float]] = {name: [] for name in steps}
@@ -354,7 +217,7 @@ def speed(task: dict[str, Any], rank: int) -> Any:
             (functional.mse_loss(half(x), y) / m).backward()
 
     steps: dict[str, Step] = {"alone": alone, "halves": halves}
-    ours = {f"ours {name}": our_step(folder, name, text, blocks) for name, (text, _) in task["ours"].items()}
+    ours = {f"ours {name}": our_step(folder, name, made, blocks) for name, made in task["ours"].items()}
     theirs = {f"torch {name}": torch_step(name, blocks, m) for name in TORCH if name != "DualPipeV" or m >= 4}
     mixed = [*zip(ours.items(), theirs.items(), strict=False)]
     steps |= dict(each for pair in mixed for each in pair)  # ours and theirs in turn
@@ -418,8 +281,8 @@ def replay(task: dict[str, Any], rank: int) -> Any:
         return taken.now
 
     runs: dict[str, Callable[[], dict[tuple[str, int, int], float]]] = {}
-    for name, (text, _) in task["ours"].items():
-        step: Any = our_step(folder, name, text, blocks, trace=True)
+    for name, made in task["ours"].items():
+        step: Any = our_step(folder, name, made, blocks, trace=True)
         step.__self__._clock.now = time.thread_time
         runs[f"ours {name}"] = partial(run_ours, step.__self__)
     runs |= {f"torch {name}": partial(run_theirs, torch_step(name, blocks, m)) for name in TORCH}
@@ -451,10 +314,10 @@ def trace(task: dict[str, Any], rank: int) -> Any:
     """CPU seconds per step, with and without."""
     m, folder = task["m"], Path(sys.argv[2])
     blocks: list[nn.Module] = [Block(WIDTH, HEADS) for _ in range(2)]
-    ((name, (text, _)),) = task["ours"].items()
+    ((name, made),) = task["ours"].items()
     steps = {
-        "plain": our_step(folder, name, text, blocks),
-        "traced": our_step(folder, f"{name}_traced", text, blocks, trace=True),
+        "plain": our_step(folder, name, made, blocks),
+        "traced": our_step(folder, f"{name}_traced", made, blocks, trace=True),
     }
     batch, targets = torch.randn(m, SEQUENCE, WIDTH), torch.randn(m, SEQUENCE, WIDTH)
     found: dict[str, list[float]] = {name: [] for name in steps}
@@ -465,6 +328,23 @@ def trace(task: dict[str, Any], rank: int) -> Any:
             step(batch, targets)
             if turn:
                 found[which].append(time.process_time() - began)
+    return found
+
+
+def memory(task: dict[str, Any], rank: int) -> Any:
+    """The most bytes that are alive, and the sizes of the stages that predict it."""
+    from tests.unit.test_executor_memory import ROWS, Block, loss_fn, measure, peak_of, with_gradients
+    from tests.unit.test_executor_memory import WIDTH as NARROW
+
+    folder, found = Path(sys.argv[2]), {}
+    for name, (text, *_) in task["ours"].items():
+        compiled = load(folder, name, text)
+        last, m = compiled.STAGES - 1, compiled.PLAN.microbatches
+        stages = [with_gradients(nn.Sequential(*(Block() for _ in range(4)))) for _ in range(last + 1)]
+        sizes = [astuple(measure(each, first=s == 0, last=s == last)) for s, each in enumerate(stages)]
+        pipe = compiled.Pipeline([stages[s] for s in compiled.stages_of(rank)], loss_fn)
+        batch, targets = torch.randn(m * ROWS, NARROW), torch.randn(m * ROWS, NARROW)
+        found[name] = {"sizes": sizes, "peak": peak_of(pipe, partial(pipe.step, batch, targets), steps=3)}
     return found
 
 
@@ -481,6 +361,7 @@ def main() -> None:
         "speed": speed,
         "replay": replay,
         "trace": trace,
+        "memory": memory,
     }
     found = work[part](task, dist.get_rank())
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))

@@ -94,6 +94,26 @@ def predicted(schedule: str, sizes: Sequence[Sizes], *, p: int, m: int) -> tuple
     return memory_used(apply_profile(Profile("measured", memory=memory), program), calls).peaks()
 
 
+def peak_of(pipe: Any, step: Callable[[], Any], steps: int = 1) -> int:
+    """The most that is alive here after any call of the last step, with all memory that messages are sent by."""
+    held: list[int] = []
+    with LiveBytes() as live:
+
+        def noting(act: Callable[[], None]) -> Callable[[], None]:
+            def acting() -> None:
+                act()
+                held.append(live.now + sum(link.memory for link in pipe._wire.links.values()))
+
+            return acting
+
+        programs = pipe._loop._programs
+        programs[True] = [(call, noting(act)) for call, act in programs[True]]
+        for _ in range(steps):
+            held.clear()
+            step()
+    return max(held)
+
+
 def measured(schedule: str, folder: Path, *, p: int, m: int, steps: int = 1) -> list[int]:
     """The most that is alive on every rank after any call of the last step, as a pipeline really runs."""
     module = load(compiled.compile_to(folder / "pipeline.py", schedule, p=p, m=m))
@@ -105,22 +125,7 @@ def measured(schedule: str, folder: Path, *, p: int, m: int, steps: int = 1) -> 
     def work(wire: Any) -> int:
         mine = [with_gradients(copy.deepcopy(stages[s])) for s in module.stages_of(wire.rank)]
         pipe = module.Pipeline(mine, loss_fn, process_group=wire, timeout=20)
-        held: list[int] = []
-        with LiveBytes() as live:
-
-            def noting(act: Callable[[], None]) -> Callable[[], None]:
-                def acting() -> None:
-                    act()
-                    held.append(live.now)
-
-                return acting
-
-            programs = pipe._loop._programs
-            programs[True] = [(call, noting(act)) for call, act in programs[True]]
-            for _ in range(steps):
-                held.clear()
-                pipe.step(batch, targets)
-        return max(held)
+        return peak_of(pipe, lambda: pipe.step(batch, targets), steps)
 
     peaks = []
     for rank in run_ranks(Fabric(p), work):

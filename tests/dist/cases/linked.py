@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +15,8 @@ from torch.nn import functional
 from pipedsl.runtime import deferred
 from tests.support import compiled as schedules
 from tests.support.job import BOTH, Case, Job, M, compare, tokens
-from tests.support.live_bytes import LiveBytes
 from tests.support.worker import alone, mlp
-from tests.unit.test_executor_memory import ROWS, WIDTH, Block, measure, predicted, with_gradients
+from tests.unit.test_executor_memory import ROWS, WIDTH, Block, measure, peak_of, predicted, with_gradients
 
 P = 4
 CASES: dict[str, Case] = {}
@@ -131,20 +130,7 @@ def shared_memory_counts_as_the_buffers_that_were_predicted(job: Job) -> None:
         expected = float(predicted(text, sizes, p=P, m=M)[job.rank])
         pipe = job.pipeline(name, stages, functional.mse_loss)
         batch, targets = torch.randn(M * ROWS, WIDTH), torch.randn(M * ROWS, WIDTH)
-        held: list[int] = []
-        with LiveBytes() as live:
-
-            def noting(act: Callable[[], None], live: LiveBytes = live, pipe: Any = pipe) -> Callable[[], None]:
-                def acting() -> None:
-                    act()
-                    held.append(live.now + sum(link.memory for link in pipe._wire.links.values()))
-
-                return acting
-
-            programs = pipe._loop._programs
-            programs[True] = [(call, noting(act)) for call, act in programs[True]]
-            for _ in range(2):
-                pipe.step(batch, targets)
-        assert abs(max(held) - expected) <= 0.05 * expected, (name, max(held), expected)
+        found = peak_of(pipe, partial(pipe.step, batch, targets), steps=2)
+        assert abs(found - expected) <= 0.05 * expected, (name, found, expected)
     deferred.WORTH_DEFERRING = before
     dist.barrier(job.group)
