@@ -95,7 +95,7 @@ class PostMortem:
             "step": position.steps,
             "at": {
                 "call": position.text(at),
-                "line": None if isinstance(at, str) else at.line,
+                "line": self._line(recent),
                 "since": since,
                 "waits_for": position.peer if position.communicating else None,
             },
@@ -105,6 +105,12 @@ class PostMortem:
             "heard": self._heard(recent),
             "calls": [{"time": moment, "call": position.text(call)} for moment, call in recent],
         }
+
+    def _line(self, recent: list[tuple[float, PlannedCall | str]]) -> int | None:
+        """The schedule's line of where this rank stands. What a REDUCE does is in words that begin with its own."""
+        call = next((each for _, each in reversed(recent) if not isinstance(each, str)), None)
+        text = self.position.text
+        return call.line if call is not None and text(recent[-1][1]).startswith(text(call)) else None
 
     def _heard(self, recent: list[tuple[float, PlannedCall | str]]) -> dict[str, Any]:
         """The last message that came of each rank, and when: a wait is over when the next call begins."""

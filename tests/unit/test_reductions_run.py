@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ def test_a_failure_names_the_reduction_and_its_line(tmp_path: Path) -> None:
 
     for parameter in held[1][1].parameters():  # the copy of stage 0 on rank 1
         parameter.register_hook(fail)
-    found = errors(pipelines(module, held, body))
+    found = errors(pipelines(module, held, body, post_mortem=tmp_path / "states"))
+    (state,) = (json.loads(path.read_text()) for path in (tmp_path / "states").glob("*.rank0.json"))
+    assert state["at"]["call"].startswith(waits)
+    assert (state["at"]["line"], state["at"]["waits_for"]) == (8, 1)
     assert all("rank 1 failed at B of stage 0/up, microbatch 0 (test.sched:8): Arithm" in error for error in found)
     assert f"rank 0 was at {waits}comparing which gradients there are of `0.weight` of stage 0" in found[0]
 
