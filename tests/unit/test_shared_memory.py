@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import resource
 import signal
@@ -182,17 +184,22 @@ def test_a_link_that_is_abandoned_says_nothing(links: tuple[Link, Link]) -> None
 def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, Link]) -> None:
     here, there = links
     here.send([torch.tensor(1)], 0)
-    free = os.dup(0)
-    os.close(free)
+    gc.collect()
+    opened = [os.dup(0)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 2, hard))
     try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
         with pytest.raises(OSError, match="too many files open"):
             there.arrive(0)
         with pytest.raises(OSError, match="Too many open files"):
             there.send([torch.tensor(1)], 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 FORKING = """
