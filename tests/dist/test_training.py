@@ -32,6 +32,7 @@ FILES = {
     "two_ways_split_2": (compiled.TWO_WAYS_SPLIT, 2, M),
     "split_reduce_2": (compiled.SPLIT_REDUCE, 2, M),
     "v_shape_reduce_2": (compiled.V_SHAPE_REDUCE, 2, M),
+    "v_shape_reduce_late_2": (compiled.V_SHAPE_REDUCE_LATE, 2, M),
     "two_ways_reduce_2": (compiled.TWO_WAYS_REDUCE, 2, M),
 }
 

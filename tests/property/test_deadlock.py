@@ -17,9 +17,7 @@ from verify.transports import BY_NAME
 PROGRAMS = 2000
 
 
-@pytest.mark.parametrize(
-    ("made", "part"), [*((random_calls, part) for part in range(4)), *((random_reductions, part) for part in range(2))]
-)
+@pytest.mark.parametrize(("made", "part"), [*((random_calls, part) for part in range(4)), (random_reductions, 0)])
 def test_verdicts_are_those_of_the_explorer(made: Callable[[int], dict], part: int) -> None:
     hanging = 0
     for seed in range(part * PROGRAMS // 4, (part + 1) * PROGRAMS // 4):

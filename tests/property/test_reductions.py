@@ -30,7 +30,7 @@ BASES = [
     (compiled.V_SHAPE, 2, 2),
     (THREE, 2, 2),
 ]
-PROGRAMS = 250
+PROGRAMS = 120
 DURATION = {"F": 2, "B": 3, "I": 2, "W": 1}
 
 Row = tuple[str, int, int, int]  # kind, replica, stage, microbatch; -1 for a REDUCE

@@ -56,6 +56,7 @@ rank r { F@down * m F@up * m B@down * m B@up * m }
 TWO_WAYS_SPLIT = TWO_WAYS.replace("B@down * m B@up * m", "I@down * m I@up * m W@up * m W@down * m")
 # The sums of gradients placed: the second chunk's while the first one still runs, each copy's after its last backward.
 V_SHAPE_REDUCE = V_SHAPE.replace("B@1 * m  B@0 * m", "B@1 * m  REDUCE@1  B@0 * m  REDUCE@0")
+V_SHAPE_REDUCE_LATE = V_SHAPE.replace("B@0 * m", "B@0 * m  REDUCE@1  REDUCE@0")
 SPLIT_REDUCE = SPLIT.replace("W * m", "W * m  REDUCE")
 TWO_WAYS_REDUCE = """schedule two_ways(p, m)
 stages p
