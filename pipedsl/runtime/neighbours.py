@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipedsl.runtime.plan import PipelineError, Plan, PlannedCall, read_calls
-from pipedsl.runtime.shared_memory import Link, Window, can_share_memory
+from pipedsl.runtime.shared_memory import MOST_UNDER_WAY, Link, Window, can_share_memory
 from pipedsl.runtime.wire import Store
 
 _SLACK = 1  # messages that a sender may be ahead by, beyond what it has to be
@@ -56,7 +56,12 @@ class Neighbourhood:
         """
         deadline = time.monotonic() + seconds
         own = read_calls(plan, rank)
-        peers = sorted({c.peer for c in own if c.peer >= 0 and offers[c.peer]} if self.offer else ())
+        ways = {
+            peer: (window(own, rank, theirs, peer), window(theirs, peer, own, rank))
+            for peer in sorted({c.peer for c in own if c.peer >= 0 and offers[c.peer]} if self.offer else ())
+            if (theirs := read_calls(plan, peer))
+        }
+        peers = [peer for peer, way in ways.items() if sum(each.under_way for each in way) <= MOST_UNDER_WAY]
 
         def told(what: str, peer: int) -> bool:
             """Whether another rank says that it has reached this one, or accepted it."""
@@ -77,11 +82,7 @@ class Neighbourhood:
             else:
                 connection.close()
         spin = _SPIN if _local_ranks(offers) <= _processors() else 0.0
-        links = {}
-        for peer, connection in sorted(connected.items()):
-            theirs = read_calls(plan, peer)
-            links[peer] = Link(connection, window(own, rank, theirs, peer), window(theirs, peer, own, rank), spin)
-        return links
+        return {peer: Link(connection, *ways[peer], spin) for peer, connection in sorted(connected.items())}
 
     def close(self) -> None:
         """Listen no longer."""
@@ -134,9 +135,16 @@ def is_own(connection: socket.socket) -> bool:
 def window(sending: Sequence[PlannedCall], source: int, receiving: Sequence[PlannedCall], destination: int) -> Window:
     """Of the messages from `source` to `destination`, by the calls of both."""
     place: dict[str, int] = {}
+    begun, most_begun = 0, 0  # sends that are not waited for yet
     for call in sending:
-        if call.kind in ("isend", "send") and call.peer == destination:
-            place[call.message] = len(place)
+        if call.receives or call.peer != destination:
+            continue
+        if call.kind == "wait":
+            begun -= 1
+            continue
+        place[call.message] = len(place)
+        most_begun = max(most_begun, begun + 1)
+        begun += call.kind == "isend"
     room, ahead, taken, posted = 1, 0, 0, set[int]()
     early: set[int] = set()
     for call in receiving:
@@ -152,7 +160,7 @@ def window(sending: Sequence[PlannedCall], source: int, receiving: Sequence[Plan
             while taken in early:
                 early.remove(taken)
                 taken += 1
-    return Window(room + _SLACK, ahead)
+    return Window(room + _SLACK, ahead, room + _SLACK + most_begun)
 
 
 def _host() -> str:

@@ -30,6 +30,8 @@ _NOTICE = struct.Struct("<qqq")  # a message's tag or what else it is, bytes, an
 _TAKEN = -1  # the notice of nothing but how many messages were taken
 _MEMORY = -2  # that of new memory, with its descriptor: messages from here on lie there, in slots of so many bytes
 _NOTICES = 128  # that are read at once
+_BUFFER = 1 << 18  # bytes of a socket, where the kernel counts some 800 for a notice that waits to be read
+MOST_UNDER_WAY = 256  # messages, both ways, that such a socket has room to tell of, so that to send never blocks
 _ALIGNED = 64  # bytes, which slots are a multiple of
 _DESCRIPTOR = struct.Struct("i")  # beside a notice
 _BESIDE = socket.CMSG_SPACE(_DESCRIPTOR.size) if hasattr(socket, "CMSG_SPACE") else 0  # bytes
@@ -40,11 +42,13 @@ class Window:
     """What the calls say of one direction between two ranks.
 
     `room`: how many messages must fit before a receive that is posted can be sure of its message. `ahead`: how many
-    messages the sender may have sent before that one, with no receive posted for them yet.
+    messages the sender may have sent before that one, with no receive posted for them yet. `under_way`: how many can be
+    sent and not taken.
     """
 
     room: int
     ahead: int
+    under_way: int
 
 
 class _Memory:
@@ -86,6 +90,7 @@ class Link:
 
     def __init__(self, connection: socket.socket, sends: Window, receives: Window, spin: float) -> None:
         connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._connection = connection
         self._spin = spin
         self._notices = bytearray(_NOTICES * _NOTICE.size)

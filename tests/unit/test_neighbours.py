@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pipedsl.runtime import neighbours
 from pipedsl.runtime.neighbours import Neighbourhood, window
 from pipedsl.runtime.plan import PipelineError, Plan, read_calls
-from pipedsl.runtime.shared_memory import Link, Window, can_share_memory
+from pipedsl.runtime.shared_memory import MOST_UNDER_WAY, Link, Window, can_share_memory
 
 needs_links = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
 
@@ -151,6 +151,17 @@ def test_nobody_listens_any_longer_once_all_have_met() -> None:
     assert not [name for name in names if name in Path("/proc/net/unix").read_text()]
 
 
+@needs_links
+@pytest.mark.parametrize("messages", [MOST_UNDER_WAY // 2, MOST_UNDER_WAY])
+def test_ranks_with_more_messages_under_way_than_notices_have_room_use_the_group(messages: int) -> None:
+    sends = [f"isend F{k}@1 1 1" for k in range(messages)]
+    waits = [f"wait {k} 1" for k in range(messages)]
+    receives = [f"recv F{k}@1 0 1" for k in range(messages)]
+    calls = ["\n".join([*sends, *waits]), "\n".join(receives)]
+    plan = Plan("ahead", "x.sched", {}, "", {}, 2, 2, messages, [0, 1], calls)
+    assert pairs(meet(plan, [True, True])) == ({(0, 1), (1, 0)} if messages < MOST_UNDER_WAY else set())
+
+
 def test_nothing_is_offered_where_it_is_not_wanted_or_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Neighbourhood(wanted=False).offer == ""
     monkeypatch.delattr(os, "memfd_create", raising=False)
@@ -166,5 +177,5 @@ def test_a_window_has_room_for_what_a_receive_can_be_sure_of() -> None:
     first, second = (read_calls(plan, rank) for rank in range(2))
     slack = neighbours._SLACK
     # F1 comes with F0 before it, which no receive is posted for; F2 with both of them not taken, as F0 is not.
-    assert window(first, 0, second, 1) == Window(3 + slack, 1)
-    assert window(second, 1, first, 0) == Window(1 + slack, 0)
+    assert window(first, 0, second, 1) == Window(3 + slack, 1, 6 + slack)
+    assert window(second, 1, first, 0) == Window(1 + slack, 0, 2 + slack)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipedsl.runtime.shared_memory import Link, Window, can_share_memory
+from pipedsl.runtime.shared_memory import MOST_UNDER_WAY, Link, Window, can_share_memory
 from tests.support.launch import ROOT
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
@@ -28,7 +28,7 @@ LIMIT = 60.0  # seconds; nothing here takes more than a moment, but the machine 
 def pair(room: int = 2, spin: float = 0.0) -> tuple[Link, Link]:
     """Both ends, with room for so many messages each way."""
     one, other = socket.socketpair()
-    window = Window(room, 0)
+    window = Window(room, 0, 9)
     return Link(one, window, window, spin), Link(other, window, window, spin)
 
 
@@ -83,6 +83,14 @@ def test_a_slow_receiver_gets_everything(links: tuple[Link, Link]) -> None:
         there.send([sent[0]], tag)
         take(here, sent[0], tag)
     assert here.memory == memory
+
+
+def test_to_send_never_blocks() -> None:
+    """Though nobody reads: there is room for all notices that can be under way, those of new memory, too."""
+    here, there = pair()
+    for tag in range(MOST_UNDER_WAY):
+        here.send([torch.tensor(tag)], tag)
+    assert int(take(there, torch.tensor(0), MOST_UNDER_WAY - 1)) == MOST_UNDER_WAY - 1
 
 
 def test_of_messages_with_one_tag_the_first_comes_first(links: tuple[Link, Link]) -> None:
@@ -205,7 +213,7 @@ def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, L
 FORKING = """
 import os, signal, socket, sys, time
 from pipedsl.runtime.shared_memory import Link, Window
-link = Link(socket.socket(fileno=int(sys.argv[1])), Window(2, 0), Window(2, 0), 0.0)
+link = Link(socket.socket(fileno=int(sys.argv[1])), Window(2, 0, 9), Window(2, 0, 9), 0.0)
 child = os.fork()
 if child == 0:
     time.sleep(600)
@@ -218,7 +226,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_forked_process_does_not_keep_a_dead_ranks_end_open() -> None:
     """As the workers of a data loader, which live on for a while."""
     one, other = socket.socketpair()
-    link = Link(one, Window(2, 0), Window(2, 0), 0.0)
+    link = Link(one, Window(2, 0, 9), Window(2, 0, 9), 0.0)
     command = [sys.executable, "-c", FORKING, str(other.fileno())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
