@@ -107,14 +107,14 @@ def check_strands(
     Refuses (PD601) what those cannot say, and one kind and chunk counted in two strands. Rows are those of the rank,
     numbered from 0. `ops[row]`: the operation that wrote it; `counted[row]`: whether its microbatch was counted.
     """
-    first = program.rows(rank).start
+    rows = program.rows(rank)
     strand_of: dict[tuple[int, int], tuple[int, int]] = {}
-    flat = flat_stages(program)
+    kinds, stages = program.kind[rows.start : rows.stop], flat_stages(program, slice(rows.start, rows.stop))
     for number, strand in enumerate(found.strands):
         for row in strand:
             if not counted[row]:
                 continue
-            name = (int(program.kind[first + row]), int(flat[first + row]))
+            name = (int(kinds[row]), int(stages[row]))
             other, where = strand_of.setdefault(name, (number, row))
             if other != number:
                 label = Label(ops[where].span, "and here")
@@ -166,13 +166,13 @@ def _rows_by_name(program: Program, rank: int) -> dict[tuple[int, int, int], int
     """Row of the rank by kind, stage (of all replicas) and microbatch."""
     rows = program.rows(rank)
     own = slice(rows.start, rows.stop)
-    columns = (program.kind[own].tolist(), flat_stages(program)[own].tolist(), program.microbatch[own].tolist())
+    columns = (program.kind[own].tolist(), flat_stages(program, own).tolist(), program.microbatch[own].tolist())
     return {key: row for row, key in enumerate(zip(*columns, strict=True))}
 
 
-def flat_stages(program: Program) -> Ints:
-    """The stage of every row, numbered through all replicas: (operations,)."""
-    return program.replica.astype(np.int64) * program.stages + program.stage
+def flat_stages(program: Program, rows: slice = slice(None)) -> Ints:
+    """The stage of each of the rows, numbered through all replicas: (operations,)."""
+    return program.replica[rows].astype(np.int64) * program.stages + program.stage[rows]
 
 
 def _clock(

@@ -115,7 +115,8 @@ def job_of(task: Task, budget: Budget, seed: int, label: str = "") -> Job:
 def is_too_small(task: Task) -> bool:
     """Whether some rank's cap is less than what it holds all the time."""
     left = activation_caps(task.program, task.caps)
-    return any(cap is not None and cap < 0 for rank, cap in enumerate(left) if rank in task.problem.placement)
+    used = set(task.problem.placement)
+    return any(cap is not None and cap < 0 for rank, cap in enumerate(left) if rank in used)
 
 
 def answer_of(

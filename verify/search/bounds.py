@@ -78,7 +78,7 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     for r, room in enumerate(model.room):
         if room is None:
             continue
-        replicas = problem.chains_of(r)
+        replicas = problem.chains[r]
         needed = max((sum(problem.activation[s] for s in stages) for stages in replicas), default=0)
         if needed > room and problem.microbatches:
             raise Infeasible(r, needed, f"rank {r} holds {needed} when the last of its stages runs one microbatch")
@@ -287,24 +287,33 @@ def round_trips(model: Model) -> list[int]:
     problem = model.problem
     ordered = in_order(model)
     input_time, rest_time = _backward_times(model)
+    beyond = _beyond(model, input_time)
     found = []
     for r in range(problem.ranks):
-        stages = [s for chain in problem.chains_of(r) for s in chain]
+        stages = [s for chain in problem.chains[r] for s in chain]
         if len(stages) == 1 and ordered[r] and problem.microbatches:
-            found.append(_idle(model, r, stages[0], input_time, rest_time))
+            found.append(_idle(model, r, stages[0], beyond[stages[0]], rest_time[stages[0]]))
         else:
             found.append(0)
     return found
 
 
-def _idle(model: Model, r: int, s: int, input_time: list[int], rest_time: list[tuple[int, int]]) -> int:
+def _beyond(model: Model, input_time: list[int]) -> list[int]:
+    """Per stage, the least time from the end of an F of it to the start of the same microbatch's backward."""
+    problem = model.problem
+    found = [0] * problem.stages
+    for s in reversed(range(problem.stages - 1)):
+        t = s + 1
+        if t % problem.depth:
+            hops = (problem.send[s] + problem.send[t]) if problem.placement[t] != problem.placement[s] else 0
+            found[s] = hops + problem.duration[Kind.F][t] + input_time[t] + found[t]
+    return found
+
+
+def _idle(model: Model, r: int, s: int, gap: int, rest_time: tuple[int, int]) -> int:
     problem = model.problem
     m, room, whole, held = problem.microbatches, model.room[r], problem.activation[s], problem.held_by_w[s]
-    forward, (both, weights) = problem.duration[Kind.F][s], rest_time[s]
-    gap = 0
-    for t in range(s + 1, (s // problem.depth + 1) * problem.depth):
-        hops = (problem.send[t - 1] + problem.send[t]) if problem.placement[t] != problem.placement[t - 1] else 0
-        gap += hops + problem.duration[Kind.F][t] + input_time[t]
+    forward, (both, weights) = problem.duration[Kind.F][s], rest_time
     cap = m if room is None or not whole else min(m, room // whole)
 
     def older(count: int) -> int:

@@ -165,8 +165,8 @@ def reserves(model: Model) -> list[int]:
     if any(_fixed(model, pairs) for pairs in model.strands):
         return [0] * len(model)
     after = [0] * problem.stages
-    for rank in range(problem.ranks):
-        for stages in problem.chains_of(rank):
+    for own in problem.chains:
+        for stages in own:
             for at, s in enumerate(stages):
                 after[s] = sum(problem.activation[t] for t in stages[at + 1 :])
     return [after[operation.stage] if operation.kind == Kind.F else 0 for operation in model.operations]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
+from functools import cached_property
 from math import gcd, lcm
 from typing import NamedTuple
 
@@ -81,14 +82,13 @@ class Problem:
         """Stages of one replica: stages s and s + 1 are neighbours unless s + 1 is a multiple of it."""
         return len(self.placement) // self.replicas
 
-    def chains_of(self, rank: int) -> list[list[int]]:
-        """The stages of a rank, for each replica that it has any of."""
-        depth = self.depth
-        chains = [
-            [s for s in range(first, first + depth) if self.placement[s] == rank]
-            for first in range(0, self.stages, depth)
-        ]
-        return [stages for stages in chains if stages]
+    @cached_property
+    def chains(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Per rank, its stages, for each replica that it has any of."""
+        found: list[dict[int, list[int]]] = [{} for _ in range(self.ranks)]
+        for stage, rank in enumerate(self.placement):
+            found[rank].setdefault(stage // self.depth, []).append(stage)
+        return tuple(tuple(map(tuple, replicas.values())) for replicas in found)
 
     @property
     def operations(self) -> int:
@@ -111,15 +111,10 @@ def open_strands(
 ) -> tuple[tuple[Strand, ...], ...]:
     """The fully open orders: per rank and stage on it one strand of F, one of I and one of W (of F and of B)."""
     kinds = (Kind.F, Kind.I, Kind.W) if split else (Kind.F, Kind.B)
-    return tuple(
-        tuple(
-            tuple(Operation(kind, stage, i) for i in range(microbatches))
-            for stage, where in enumerate(placement)
-            if where == rank
-            for kind in kinds
-        )
-        for rank in range(ranks)
-    )
+    strands: list[list[Strand]] = [[] for _ in range(ranks)]
+    for stage, rank in enumerate(placement):
+        strands[rank] += (tuple(Operation(kind, stage, i) for i in range(microbatches)) for kind in kinds)
+    return tuple(map(tuple, strands))
 
 
 def make_problem(

@@ -30,7 +30,7 @@ def smallest_feasible_cap(problem: Problem) -> Fraction:
     Every rank holds its stages' activations of one microbatch (of one replica) when the last of them runs F; and one
     microbatch after the other needs no more.
     """
-    chains = [stages for rank in range(problem.ranks) for stages in problem.chains_of(rank)]
+    chains = [stages for own in problem.chains for stages in own]
     held = [sum(problem.activation[stage] for stage in stages) for stages in chains]
     return max(held, default=0) * problem.size_unit
 

@@ -35,7 +35,7 @@ def _is_plain(model: Model, pairs: tuple[tuple[int, int], ...]) -> bool:
 
 def _at_once(problem: Problem, r: int, room: int | None) -> int:
     """How many microbatches a rank may hold from their first F to their last W."""
-    whole = sum(size for size, rank in zip(problem.activation, problem.placement, strict=True) if rank == r)
+    whole = sum(problem.activation[s] for stages in problem.chains[r] for s in stages)
     return problem.microbatches if room is None or not whole else min(problem.microbatches, room // whole)
 
 
@@ -56,8 +56,8 @@ class _Waves:
         for row, after in zip(self.chain, self.chain[1:], strict=False):
             self.offset.append(self.offset[-1] + model.duration[row] + model.lag[after])
         self.weights = [
-            [self.first[Kind.W, s] for s in reversed(stages) if problem.placement[s] == r and (Kind.W, s) in self.first]
-            for r in range(problem.ranks)
+            [self.first[Kind.W, s] for own in reversed(chains) for s in reversed(own) if (Kind.W, s) in self.first]
+            for chains in problem.chains
         ]
         self.at_once = [_at_once(problem, r, room) for r, room in enumerate(model.room)]
         self.begins: list[list[int]] = [[] for _ in range(problem.ranks)]
