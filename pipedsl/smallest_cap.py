@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
 from pipedsl.occupancy import constant_part, memory_used
@@ -14,6 +13,7 @@ from pipedsl.search_problem import Caps, Task
 from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
 from verify.memory import size_text
 from verify.search.judge import program_of
+from verify.search.levels import levels_of
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, Solution, solve
 
@@ -78,10 +78,13 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
 
 def smallest(task: Task) -> Smallest | None:
     """The least that all caps have to be raised by; None where not even without caps an order was found."""
-    unit, constant = task.problem.size_unit, constant_part(task.program)
+    constant = constant_part(task.program)
+    capped = [(cap, fixed) for cap, fixed in zip(task.caps, constant, strict=True) if cap is not None]
+    levels = levels_of((fixed - cap for cap, fixed in capped), task.problem.size_unit)
 
-    def needed(solution: Solution) -> list[Fraction]:
-        return [held + fixed for held, fixed in zip(solution.judgement.memory, constant, strict=True)]
+    def over(solution: Solution) -> Fraction:
+        sums = zip(solution.judgement.memory, constant, task.caps, strict=True)
+        return max((held + fixed - cap for held, fixed, cap in sums if cap is not None), default=Fraction(0))
 
     def raised(by: Fraction | None) -> Caps:
         return tuple(None if cap is None or by is None else cap + by for cap in task.caps)
@@ -89,19 +92,14 @@ def smallest(task: Task) -> Smallest | None:
     best, _ = _order(task.with_caps(raised(None)))
     if best is None:
         return None
-    over = [need - cap for need, cap in zip(needed(best), task.caps, strict=True) if cap is not None]
-    low, high, sure = 0, max([1, *(ceil(each / unit) for each in over)]), True
-    while high - low > 1:
-        middle = (low + high) // 2
-        answer, refuted = _order(task.with_caps(raised(middle * unit)))
+    low, sure = Fraction(0), True
+    while (middle := levels.between(low, over(best))) is not None:
+        answer, refuted = _order(task.with_caps(raised(middle)))
         if answer is None:
             low, sure = middle, sure and refuted
         else:
-            best, high = answer, middle
-    # Memory comes in whole units, so what is needed is at most what was allowed and more than one unit less.
-    pairs = zip(needed(best), task.caps, strict=True)
-    by = max((need - cap for need, cap in pairs if cap is not None), default=Fraction(0))
-    return Smallest(task, raised(by), by, best, sure)
+            best = answer
+    return Smallest(task, raised(over(best)), over(best), best, sure)
 
 
 def _order(task: Task) -> tuple[Solution | None, bool]:

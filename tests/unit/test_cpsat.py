@@ -74,3 +74,9 @@ def test_numbers_too_large_for_it_are_left_open() -> None:
     problem = linear(2, 2, EQUAL, 2)
     large: Problem = replace(problem, duration=dict.fromkeys(problem.duration, (2**50,) * 2))
     assert decide(model_of(large), 2**53).answer is Answer.UNKNOWN
+
+
+@pytest.mark.parametrize("seed", [2**31 - 1, 2**31, 2**70])
+def test_any_seed_will_do(seed: int) -> None:
+    model = model_of(linear(2, 2, EQUAL, 2))
+    assert decide(model, 100, seed=seed).answer is Answer.FOUND

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -172,6 +173,13 @@ def test_progress_only_gets_better() -> None:
     assert values == sorted(values, reverse=True)
     assert [step.bound for step in steps] == sorted(step.bound for step in steps)
     assert values[-1] == steps[-1].bound == 41
+
+
+def test_there_are_no_steady_states_of_orders_that_are_open_in_part() -> None:
+    """W the last first: no shorter problem is like it, so nothing says what a pattern comes to."""
+    problem = linear(4, 100, EQUAL, 4)
+    backwards = tuple((f, i, w[::-1]) for f, i, w in problem.strands)
+    assert steady_states(model_of(replace(problem, strands=backwards))) == ([], 0)
 
 
 def test_steady_states_and_filling_keep_to_the_cap() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+import z3
 from brute import optimum
+from problems import EQUAL, linear
 from small_problems import small_problem
 
 from pipedsl.program import Kind
@@ -14,6 +16,7 @@ from verify.search import uniform_costs as uniform
 from verify.search.evidence import bound_certificate
 from verify.search.exact import Answer, decide
 from verify.search.model import fits
+from verify.search.solver import check, new_solver
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))
@@ -71,3 +74,14 @@ def test_chunks_of_different_size_in_shared_strands() -> None:
         assert found.rows is not None
         assert fits(model, found.rows)
         assert decide(model, 11).answer is Answer.REFUTED
+
+
+def test_more_work_than_z3_counts_is_no_interruption() -> None:
+    """z3's limit has 32 bits; what is over was taken for its remainder, and its end for Ctrl-C."""
+    for most in (2**32, 2**32 + 1000, 2**50):
+        solver = new_solver(0)
+        solver.from_string("(declare-const x Int)(declare-const y Int)(assert (< x y))(assert (or (< y x) (< y 3)))")
+        assert check(solver, most) == z3.sat
+    model = model_of(linear(4, 8, EQUAL, cap=4))
+    assert decide(model, 27, work=5000.0).answer is Answer.FOUND
+    assert decide(model, 26, work=5000.0).answer is Answer.REFUTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from problems import EQUAL, linear
@@ -12,7 +13,7 @@ from verify.search import judge, model_of
 from verify.search.greedy import Habit, list_schedule
 from verify.search.model import Model, fits, run
 from verify.search.settle import settle
-from verify.search.squeeze import best_order, squeeze
+from verify.search.squeeze import MOST_STEPS, best_order, squeeze
 
 FOREVER = float("inf")
 MOST = 3_000  # orders of a rank that are compared one by one
@@ -122,3 +123,20 @@ def test_nothing_is_done_when_the_time_is_over_or_the_goal_is_met() -> None:
     assert rows is not None
     assert squeeze(model, rows, 0, 0.0) == (rows, 0)
     assert squeeze(model, rows, value(model, rows), FOREVER) == (rows, 0)
+
+
+def test_it_ends_in_time_and_before_it_takes_too_many_steps() -> None:
+    """Strands of one operation each have more states than there is room for: no order is better than one too late."""
+    model = model_of(linear(2, 30, EQUAL, cap=4))
+    single = tuple(
+        tuple((operation,) for strand in strands for operation in strand) for strands in model.problem.strands
+    )
+    model = model_of(replace(model.problem, strands=single))
+    rows = any_orders(model)
+    assert rows is not None
+    found = run(model, rows)
+    assert found is not None
+    order, steps = best_order(model, found, 0, FOREVER)
+    assert order is None
+    assert MOST_STEPS < steps <= MOST_STEPS + len(single[0])
+    assert best_order(model, found, 0, 0.0)[1] < MOST_STEPS / 10

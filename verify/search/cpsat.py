@@ -19,6 +19,7 @@ from verify.search.spacing import Spacing
 from verify.search.windows import Window, narrow
 
 MOST_SECONDS = 1e6
+SEEDS = 2**31  # it takes no larger one
 LEAST = 0.001  # of work, where none is left
 FAR = 2**40  # CP-SAT wants sums of what it reasons with below 2**63
 
@@ -53,7 +54,7 @@ def decide(
     while True:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
-        solver.parameters.random_seed = seed
+        solver.parameters.random_seed = seed % SEEDS
         if work:
             solver.parameters.max_deterministic_time = max(LEAST, work - used)
         if seconds:

@@ -14,6 +14,7 @@ from time import monotonic
 from pipedsl.program import Kind
 from verify.search.bounds import lower_bound
 from verify.search.judge import judge
+from verify.search.levels import Levels, levels_of
 from verify.search.model import Model, model_of, run
 from verify.search.problem import Infeasible, Problem
 from verify.search.solve import SCHEDULED, Budget, NothingFound, Solution, solve
@@ -63,20 +64,17 @@ class _Lean:
 
     def lower_all(self) -> bool:
         """Whether the largest memory is shown to be the smallest."""
-        unit = self.best.problem.size_unit
-        most = max((int(held / unit) for held in self.best.judgement.memory), default=0)
-        possible = self._possible(self.top, unit, most)
-        low, high = 0, possible + 1  # in units less than now: reached, not reached
-        at, now = possible, self.top
-        while low < at < high and self.left > 0:
-            found = self._search(now - at * unit)
+        levels = levels_of(self.fixed, self.best.problem.size_unit)
+        lowest = self._possible(levels)
+        at, missed = lowest if lowest < self.top else None, lowest
+        while at is not None and self.left > 0:
+            found = self._search(at)
             if found is None:
-                high = at
+                missed = at
             else:
                 self.best = found
-                low = max(at, int((now - self.top) / unit))
-            at = (low + high) // 2
-        return low >= possible
+            at = levels.between(missed, self.top)
+        return self.top <= lowest
 
     def lower_each(self) -> None:
         """Every F of a rank as late as the value allows, on the ranks whose peak that lowers."""
@@ -102,17 +100,16 @@ class _Lean:
         kept = [None if cap is None else cap * problem.size_unit for cap in problem.cap]
         return problem.with_cap([cap if own is None else min(own, cap) for own, cap in zip(kept, caps, strict=True)])
 
-    def _possible(self, now: Fraction, unit: Fraction, most: int) -> int:
-        """How many units less no lower bound rules out."""
-        low, high = 0, most
-        while low < high and self.left > 0:
-            middle = (low + high + 1) // 2
+    def _possible(self, levels: Levels) -> Fraction:
+        """The smallest limit that no lower bound rules out; too small a one where the work ends before."""
+        low, high = max(self.fixed, default=Fraction(0)) - levels.unit, self.top
+        while (middle := levels.between(low, high)) is not None and self.left > 0:
             self.left -= self.best.problem.operations / SCHEDULED
-            if self._ruled_out(self._limited(now - middle * unit)):
-                high = middle - 1
-            else:
+            if self._ruled_out(self._limited(middle)):
                 low = middle
-        return high
+            else:
+                high = middle
+        return high if middle is None else levels.above(low)
 
     def _ruled_out(self, problem: Problem) -> bool:
         if any(cap is not None and cap < 0 for cap in problem.cap):

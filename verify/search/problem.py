@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
-from math import gcd, lcm
+from math import floor, gcd, lcm
 from typing import NamedTuple
 
 from pipedsl.program import COMPUTE, Costs, Kind
@@ -100,7 +100,7 @@ class Problem:
         What does not fit anyway is rounded down.
         """
         caps = list(cap) if isinstance(cap, Sequence) else [cap] * self.ranks
-        return replace(self, cap=tuple(None if c is None else int(Fraction(c) / self.size_unit) for c in caps))
+        return replace(self, cap=tuple(None if c is None else floor(Fraction(c) / self.size_unit) for c in caps))
 
     def with_objective(self, objective: Objective) -> Problem:
         return replace(self, objective=objective)

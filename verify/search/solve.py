@@ -28,7 +28,7 @@ from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.settle import settle
 from verify.search.shorter import good_manners, short_model
 from verify.search.spacing import Spacing
-from verify.search.squeeze import STATE, squeeze
+from verify.search.squeeze import STEP, squeeze
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
 from verify.search.waves import waves
@@ -296,9 +296,9 @@ def _settle(search: _Search, rows: list[list[int]]) -> None:
     search.take(better, "idle time filled")
     search.work += FILLING * turns * len(search.model) / SCHEDULED
     if len(search.model) <= SQUEEZED and not search.done and search.left > 0.01:
-        better, states = squeeze(search.model, better, search.enough, search.stop)
+        better, steps = squeeze(search.model, better, search.enough, search.stop)
         search.take(better, "best order of the longest rank")
-        search.work += STATE * states / SCHEDULED
+        search.work += STEP * steps / SCHEDULED
 
 
 def _rounds(search: _Search) -> None:

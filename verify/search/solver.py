@@ -10,6 +10,7 @@ UNITS = 5_000_000
 UNITS_WITH_SUMS = 8_000_000
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 FAR = 1 << 60
+LARGEST = (1 << 32) - 1  # z3 takes no larger limit, and takes one for its remainder
 EARLY = 0.1  # seconds by which z3 may end before its time is up
 OFTEN = 3  # starting anew every so many conflicts: up to twice as fast as more and more seldom
 
@@ -34,9 +35,10 @@ def check(solver: Any, most: int = FAR, stop: float = float("inf")) -> Any:
     import z3
 
     if most < FAR:
-        solver.set("rlimit", max(1, most))
+        most = min(max(1, most), LARGEST)
+        solver.set("rlimit", most)
     if stop < float("inf"):
-        solver.set("timeout", max(1, int((stop - monotonic()) * 1000)))
+        solver.set("timeout", min(max(1, int((stop - monotonic()) * 1000)), LARGEST))
     before = counted(solver)
     answer = solver.check()
     after = counted(solver)

@@ -12,14 +12,14 @@ from time import monotonic
 from verify.search.model import Model, Run, run
 from verify.search.problem import Objective
 
-MOST_STATES = 1_000_000  # for one rank; above, it stays as it is
-STATE = 2  # what a state costs, beside running an operation
+MOST_STEPS = 3_000_000  # for one rank; above, it stays as it is
+STEP = 0.7  # what a step from one state to another costs, beside running an operation
 
 Counts = tuple[int, ...]
 
 
 def squeeze(model: Model, rows: list[list[int]], goal: int, stop: float) -> tuple[list[list[int]], int]:
-    """Orders that fit, whose longest rank is put in its best order while that helps; and how many states that took.
+    """Orders that fit, whose longest rank is put in its best order while that helps; and how many steps that took.
 
     Never worse: nothing that another rank waits for gets later.
     """
@@ -29,8 +29,8 @@ def squeeze(model: Model, rows: list[list[int]], goal: int, stop: float) -> tupl
         span = model.problem.objective is Objective.SPAN
         lengths = [b - a if span else b for a, b in zip(found.first, found.last, strict=True)]
         r = lengths.index(max(lengths))
-        order, states = best_order(model, found, r)
-        looked += states
+        order, steps = best_order(model, found, r, stop)
+        looked += steps
         changed = rows if order is None else [*rows[:r], order, *rows[r + 1 :]]
         after = run(model, changed)
         # Several ranks may take equally long: then the value stays until all of them are shorter.
@@ -40,10 +40,11 @@ def squeeze(model: Model, rows: list[list[int]], goal: int, stop: float) -> tupl
     return rows, looked
 
 
-def best_order(model: Model, found: Run, r: int) -> tuple[list[int] | None, int]:
+def best_order(model: Model, found: Run, r: int, stop: float = float("inf")) -> tuple[list[int] | None, int]:
     """The order of rank r that ends first, of those in which nothing arrives later elsewhere than is waited for.
 
-    None where that takes too many states, or where a rank sends to itself. And how many states were looked at.
+    None where that takes too many steps or too long, or where a rank sends to itself. And how many steps it took: from
+    one state to those after it.
     """
     pairs = model.strands[r]
     rank, duration, take, give = model.rank, model.duration, model.take, model.give
@@ -60,9 +61,13 @@ def best_order(model: Model, found: Run, r: int) -> tuple[list[int] | None, int]
     begin = (0,) * len(pairs)
     layer: dict[Counts, tuple[int, int]] = {begin: (0, 0)}
     before: dict[Counts, int] = {}
+    steps = 0
     for _ in mine:
         after: dict[Counts, tuple[int, int]] = {}
         for counts, (time, held) in layer.items():
+            steps += len(pairs)
+            if steps > MOST_STEPS:
+                return None, steps
             for k, (a, b) in enumerate(pairs):
                 row = a + counts[k]
                 local = model.local[row] if row < b else -1
@@ -77,12 +82,12 @@ def best_order(model: Model, found: Run, r: int) -> tuple[list[int] | None, int]
                     after[reached] = end, held + take[row] - give[row]
                     before[reached] = k
         layer = after
-        if not layer or len(before) > MOST_STATES:
-            return None, len(before)
+        if not layer or monotonic() > stop:
+            return None, steps
     order = []
     (counts,) = layer
     while counts != begin:
         k = before[counts]
         counts = (*counts[:k], counts[k] - 1, *counts[k + 1 :])
         order.append(pairs[k][0] + counts[k])
-    return order[::-1], len(before)
+    return order[::-1], steps

@@ -53,6 +53,8 @@ def steady_states(model: Model, stop: float = float("inf")) -> tuple[list[Steady
     half = max(1, small // 2)
     problems = [shorter(problem, m) for m in sorted({half, small})]
     models = [model_of(one) for one in problems if one is not None]
+    if not models:
+        return [], 0
     size = sum(map(len, models))
     kept = max(6, min(KEPT, COMPARED // size))
     used = 0
