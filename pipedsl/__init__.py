@@ -5,7 +5,7 @@ What users need is here by name; it is loaded on first use, so that importing on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as type checkers know it; `typing` itself would be half of the time that this takes to load
 
 if TYPE_CHECKING:
     from pipedsl.api import (

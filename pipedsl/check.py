@@ -373,7 +373,7 @@ class _Checker:
         return scope
 
     def operation(self, op: Op, scope: _Scope) -> None:
-        if op.kind == "REDUCE" and self.searching:
+        if op.kind == "REDUCE" and self.searching and openings(self.schedule):
             help_ = "leave it out, and write it into what search finds"
             self.planned("`REDUCE` in a search problem", op.span, help_)
         elif op.kind == "REDUCE" and op.index is not None:

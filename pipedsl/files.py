@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -40,6 +41,18 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise the OSError of `write_atomically`, as far as it is known before there is anything to write."""
+    target = Path(os.path.realpath(path))
+    mode = _mode(target)
+    if mode is not None and stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if mode is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    if (mode is None or stat.S_ISREG(mode)) and not os.access(target.parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
 
 
 def _mode(path: Path) -> int | None:

@@ -18,11 +18,18 @@ def found_text(result: SearchResult) -> str:
 
 def comments(result: SearchResult) -> list[str]:
     """What is known of the answer, a line each."""
-    given = ", ".join(f"{name}={value}" for name, value in result.params.items())
+    given = ", ".join(result.given)
     place = f", placement {result.placement}" if result.placement else ""
     source = result.schedule.source.name
     lines = [f"Found by `pipedsl search` from {result.schedule.header.name} ({source}), with {given}{place}."]
-    return [*lines, f"{quality(result)}.", f"Seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s."]
+    return [*lines, f"{quality(result)}.", f"{effort(result)}."]
+
+
+def effort(result: SearchResult) -> str:
+    """`Seed 1, work 2.50, 1.3 s, with --jobs 2`: what it took, and what it was asked with, beside the usual."""
+    asked = f", with {' '.join(result.effort)}" if result.effort else ""
+    ended = [text for text in ("interrupted" if result.interrupted else "", result.lost) if text]
+    return ", ".join([f"Seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s{asked}", *ended])
 
 
 def quality(result: SearchResult) -> str:

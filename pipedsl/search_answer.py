@@ -51,6 +51,8 @@ class SearchResult:
     as good holds less on the rank that holds most; not said where messages take memory. `placement`: the name of the
     one chosen for `place ?`. `task`: what was searched in the end, with smaller caps where buffers need room; `problem`
     is that of the caps themselves. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
+    `lost`: how a process ended that searched beside others and never answered. `effort`: the options that say how long
+    and with what it was searched, where that is not the usual.
     """
 
     schedule: Schedule
@@ -72,10 +74,17 @@ class SearchResult:
     placement: str | None = None
     cached: bool = False
     interrupted: bool = False
+    lost: str = ""
+    effort: tuple[str, ...] = ()
 
     @property
     def optimal(self) -> bool:
         return self.proof is not None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What the file was given: parameters, and what stands in place of its caps, costs and sizes."""
+        return (*(f"{name}={value}" for name, value in self.params.items()), *self.task.asked)
 
     @property
     def gap(self) -> Fraction:
@@ -136,6 +145,7 @@ def answer_of(
     solution, caps, first = outcome.solution, task.caps, task
     assert solution is not None
     bound, problem = solution, task.problem
+    stopped = False  # by Ctrl-C while it is asked again
     needed: list[Fraction] = []
     fitting = None
     for _ in range(ROUNDS):
@@ -151,12 +161,14 @@ def answer_of(
         less = (max(min(o, task.problem.size_unit), o / 2) for o in over)
         task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, less, strict=True)))
         again = None
-        if not is_too_small(task):
-            again = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0].solution
+        if not is_too_small(task) and not stopped:
+            ended = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0]
+            again, stopped = ended.solution, ended.interrupted
         if again is None:
             break
         solution = again
-    if (fitting is None or fitting.value > bound.value) and problem.operations <= MOST_OPERATIONS:
+    wanting = (fitting is None or fitting.value > bound.value) and not stopped
+    if wanting and problem.operations <= MOST_OPERATIONS:
         task, fitting = first, _between(first, fitting, bound, effort.budget.part(AGAIN), outcome.seed)
     if fitting is None:
         raise NothingFound(_no_room(program, needed))
@@ -184,7 +196,9 @@ def answer_of(
         elapsed=outcome.elapsed,
         placement=task.placement,
         cached=outcome.cached,
-        interrupted=outcome.interrupted,
+        interrupted=outcome.interrupted or stopped,
+        lost=outcome.lost,
+        effort=effort.asked,
     )
 
 

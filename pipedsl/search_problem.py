@@ -31,13 +31,15 @@ class Task:
     """One problem of a schedule. `caps`: per rank what its memory may be, in the file's unit; None is no cap.
 
     `program` has all rows, in no order that means anything, and `own` the same with the file's own durations and sizes
-    where a profile gives others. `placement`: the name of what `place ?` is here, or None.
+    where a profile gives others. `placement`: the name of what `place ?` is here, or None. `asked`: the options of the
+    command that put a cap or a profile in place of what the file says.
     """
 
     open_program: OpenProgram
     problem: Problem
     caps: Caps
     own: Program
+    asked: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -71,6 +73,9 @@ def tasks(
         fail(
             "PD601", message, schedule.header.span, help="`A || B` leaves an order open; a fixed one is to be verified"
         )
+    asked: tuple[str, ...] = () if cap is None else (f"--cap {cap}",)
+    if profile is not None:
+        asked += (f"--profile {profile.name}",)
     found = []
     for own in problems:
         _check_rows(own)
@@ -82,7 +87,7 @@ def tasks(
         program = each.program
         caps = program.memory.cap if cap is None else (cap,) * program.ranks
         caps = _conditions(schedule, program, caps, limits or Limits())
-        found.append(Task(each, _problem(schedule, each, caps), caps, own.program))
+        found.append(Task(each, _problem(schedule, each, caps), caps, own.program, asked))
     return found
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
 from pipedsl.library import UsageError
 from pipedsl.search_cache import Kept, key_of, load_solution, store_solution
+from pipedsl.search_processes import in_processes
 from verify.search.engines import Engine, best_installed
 from verify.search.lean import leaner
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
-
-GRACE = 30.0
-"""Seconds that processes get to bring what they have after Ctrl-C."""
 
 FOR_MEMORY = 1 / 30
 """The part of a budget that is for less memory at the same value."""
@@ -56,7 +50,7 @@ class Job:
 class Outcome:
     """What became of a job: a solution, or that no order keeps to the caps (`refused`), or nothing.
 
-    `least`: no order of that value has a smaller largest memory.
+    `least`: no order of that value has a smaller largest memory. `lost`: how its process ended that never answered.
     """
 
     seed: int
@@ -66,6 +60,7 @@ class Outcome:
     elapsed: float = 0.0
     cached: bool = False
     interrupted: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,13 +80,17 @@ class News:
 
 @dataclass(frozen=True)
 class Effort:
-    """How to search: the budget of each job, and where the jobs run, are kept and tell how they stand."""
+    """How to search: the budget of each job, and where the jobs run, are kept and tell how they stand.
+
+    `asked`: the options of the command that ask for it, where it is not the usual.
+    """
 
     budget: Budget
     seed: int = 0
     jobs: int = 1
     cache: Path | None = None
     progress: Callable[[News], None] | None = None
+    asked: tuple[str, ...] = ()
 
     def part(self, share: float) -> Effort:
         """The same with a part of the budget."""
@@ -111,9 +110,19 @@ def effort_of(
     engine: Engine | None = "z3",
 ) -> Effort:
     """What is asked for. With a timeout alone it is the time that ends it. `engine`: None is the best that there is."""
+    options = {"--budget": work, "--timeout": timeout, "--seed": seed or None, "--jobs": jobs if jobs > 1 else None}
+    asked = tuple(f"{name} {_short(value)}" for name, value in options.items() if value is not None)
+    engine = engine or best_installed()
+    if engine != "z3":
+        asked += (f"--engine {engine}",)
     if work is None:
         work = WORK if timeout is None else max(WORK, 10 * timeout)
-    return Effort(Budget(work, timeout, engine or best_installed()), seed, jobs, cache, progress)
+    return Effort(Budget(work, timeout, engine), seed, jobs, cache, progress, asked)
+
+
+def _short(value: float) -> str:
+    """A number that the command line takes for the same one."""
+    return str(int(value) if value == int(value) else value)
 
 
 def better_bound(solution: Solution, other: Solution) -> Solution:
@@ -193,40 +202,22 @@ def _one_by_one(jobs: Sequence[Job], progress: Callable[[News], None] | None) ->
 
 def _in_processes(jobs: Sequence[Job], processes: int, progress: Callable[[News], None] | None) -> list[Outcome]:
     started = monotonic()
-    # `spawn`: a search may have threads of z3 by now, which a fork would not survive.
-    pool = ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), _ignore_interrupts)
-    futures = [pool.submit(_interruptible, job) for job in jobs]
-    try:
-        for job, future in zip(jobs, futures, strict=True):
-            solution = future.result().solution
-            if progress is not None and solution is not None:
-                elapsed = monotonic() - started
-                progress(News("process", solution.value, solution.bound, elapsed, job.label))
-    except KeyboardInterrupt:
-        # Ctrl-C reaches the processes too; those that search come back with what they have.
-        for future in futures:
-            future.cancel()
-    limit = monotonic() + GRACE
-    found = [_brought(job, future, limit) for job, future in zip(jobs, futures, strict=True)]
-    pool.shutdown(wait=False, cancel_futures=True)
+
+    def tell(number: int, outcome: Outcome) -> None:
+        if progress is not None and outcome.solution is not None:
+            found, elapsed = outcome.solution, monotonic() - started
+            progress(News("process", found.value, found.bound, elapsed, jobs[number].label))
+
+    found = []
+    for job, ended in zip(jobs, in_processes(run_job, jobs, processes, _again, tell), strict=True):
+        lost = Outcome(job.seed, interrupted=not ended.lost, lost=ended.lost)
+        found.append(lost if ended.value is None else ended.value)
     return found
 
 
-def _brought(job: Job, future: Future[Outcome], limit: float) -> Outcome:
-    with suppress(Exception, KeyboardInterrupt):
-        if not future.cancelled():
-            return future.result(max(0.0, limit - monotonic()))
-    return Outcome(job.seed, interrupted=True)
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _interruptible(job: Job) -> Outcome:
-    """A job in a process that Ctrl-C ends only while it searches."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return run_job(job)
-    finally:
-        _ignore_interrupts()
+def _again(job: Job, elapsed: float) -> Job | None:
+    """The job with what is left of its time; None where that is nothing."""
+    if job.budget.seconds is None:
+        return job
+    seconds = job.budget.seconds - elapsed
+    return replace(job, budget=replace(job.budget, seconds=seconds)) if seconds > 0 else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Limits
+from pipedsl.found_text import exact
 from pipedsl.search_answer import SearchResult, answer_of, is_too_small, job_of
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import Effort, News, Outcome, better_bound, effort_of
@@ -75,9 +76,15 @@ def best_of(
     """The best answer among several placements. Raises NothingFound where there is none."""
     solved = [(task, each, each.solution) for task, each in found if each.solution is not None]
     if not solved:
-        raise NothingFound("the search ended before it found an order")
-    task, best, _ = min(solved, key=lambda each: each[2].value)
-    answer = answer_of(schedule, task, best, effort, transports, profile)
+        lost = next((each.lost for _, each in found if each.lost), "")
+        raise NothingFound(f"the search ended before it found an order{lost and f': {lost}'}")
+    task, best, solution = min(solved, key=lambda each: each[2].value)
+    try:
+        answer = answer_of(schedule, task, best, effort, transports, profile)
+    except KeyboardInterrupt:
+        told = f"{task.problem.objective.value} {exact(solution.value)} was found"
+        again = "" if effort.cache is None or best.interrupted else "; the same command finds it again at once"
+        raise NothingFound(f"interrupted while the answer was verified: {told}, and is lost{again}") from None
     if len(found) == 1:
         return answer
     # One that has neither an order nor a refusal may be better than all.
@@ -93,14 +100,15 @@ def best_of(
 def _together(outcomes: Sequence[Outcome]) -> Outcome:
     """What searches with several seeds found of one problem: the best order, and the best bound."""
     solutions = [(each.solution, each) for each in outcomes if each.solution is not None]
+    lost = next((each.lost for each in outcomes if each.lost), "")
     if not solutions:
-        return next((each for each in outcomes if each.refused), outcomes[0])
+        return next((each for each in outcomes if each.refused), replace(outcomes[0], lost=lost))
     solution, best = min(solutions, key=lambda each: (each[0].value, not each[1].least))
     for other, _ in solutions:
         solution = better_bound(solution, other)
     work = sum(other.work for other, _ in solutions)
     interrupted = any(each.interrupted for each in outcomes)
-    return replace(best, solution=replace(solution, work=work), interrupted=interrupted)
+    return replace(best, solution=replace(solution, work=work), interrupted=interrupted, lost=lost)
 
 
 __all__ = ["NothingFound", "SearchResult", "best_of", "search"]

@@ -49,7 +49,11 @@ class Refusal:
 def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
     """What to say where no order keeps to the caps, with the smallest of the placement that needs least."""
     span = _span(schedule)
-    found = [each for each in map(smallest, tasks) if each is not None]
+    try:
+        found = [each for each in map(smallest, tasks) if each is not None]
+    except KeyboardInterrupt:
+        help_ = "interrupted before it was found how far they have to be raised"
+        return Refusal(Diagnostic("PD602", "no order keeps to these caps", span, help=help_))
     if not found:
         return Refusal(Diagnostic("PD602", "no order was found under any cap", span))
     best = min(found, key=lambda each: each.by)

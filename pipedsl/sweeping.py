@@ -37,11 +37,12 @@ FIRST = 0.1
 
 @dataclass(frozen=True, eq=False)
 class SweepPoint:
-    """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found."""
+    """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found: `why`."""
 
     value: Fraction
     result: SearchResult | None
     refusal: Refusal | None = None
+    why: str = ""
 
 
 def sweep(
@@ -84,10 +85,9 @@ def sweep(
     for at, value in enumerate(values):
         found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
         try:
-            result = best_of(schedule, found, share, transports, profile)
-        except NothingFound:
-            result = None
-        points.append(SweepPoint(Fraction(value), result))
+            points.append(SweepPoint(Fraction(value), best_of(schedule, found, share, transports, profile)))
+        except NothingFound as error:
+            points.append(SweepPoint(Fraction(value), None, why=str(error)))
     return _with_refusals(schedule, grid, curves, points)
 
 
@@ -181,7 +181,7 @@ class _Curve:
         known, found = before.solution, new.solution
         elapsed = before.elapsed + new.elapsed
         if known is None or found is None:
-            kept = new if known is None else replace(before, interrupted=new.interrupted)
+            kept = new if known is None else replace(before, interrupted=new.interrupted, lost=new.lost)
             self.found[k] = replace(kept, elapsed=elapsed)
             return
         better = found if found.value <= known.value else known

@@ -31,6 +31,12 @@ def write_certificate(result: Result, path: str) -> str:
     return f"certificate written to {path}"
 
 
+def evidence_paths(path: str) -> list[str]:
+    """The files that `write_search_evidence` may write: for the answer, the bound, and a solver twice."""
+    stem = path.removesuffix(".json")
+    return [path, f"{stem}.bound.json", f"{stem}.smt2", f"{stem}.narrowed.smt2"]
+
+
 def write_search_evidence(result: SearchResult, path: str) -> list[str]:
     """Write the evidence for the answer to `path`, and beside it that of its bound; what was written, in lines.
 
@@ -38,20 +44,20 @@ def write_search_evidence(result: SearchResult, path: str) -> list[str]:
     """
     from pipedsl.api import parse_text, verify
 
+    bound, refutation, narrowed = evidence_paths(path)[1:]
     # Of the .sched that is written, which has no parameters but p and m.
     said = [write_certificate(verify(parse_text(result.text), {}), path)]
-    stem = path.removesuffix(".json")
     evidence = result.evidence
-    write_atomically(f"{stem}.bound.json", json.dumps(evidence.certificate, separators=(",", ":")) + "\n")
-    said.append(f"evidence that nothing is below {number(evidence.proved)} written to {stem}.bound.json")
+    write_atomically(bound, json.dumps(evidence.certificate, separators=(",", ":")) + "\n")
+    said.append(f"evidence that nothing is below {number(evidence.proved)} written to {bound}")
     if evidence.refutation is None and evidence.proved < result.bound:
         said.append(f"what a solver would have to refute for {number(result.bound)} is too large to be written")
     if evidence.refutation is not None:
-        write_atomically(f"{stem}.smt2", evidence.refutation)
-        said.append(f"that nothing is below {number(result.bound)} a solver says who answers unsat to {stem}.smt2")
+        write_atomically(refutation, evidence.refutation)
+        said.append(f"that nothing is below {number(result.bound)} a solver says who answers unsat to {refutation}")
     if evidence.narrowed is not None:
-        write_atomically(f"{stem}.narrowed.smt2", evidence.narrowed)
-        said.append(f"the same, quicker, with what follows from it: {stem}.narrowed.smt2")
+        write_atomically(narrowed, evidence.narrowed)
+        said.append(f"the same, quicker, with what follows from it: {narrowed}")
     return said
 
 

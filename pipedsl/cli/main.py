@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from pipedsl import __version__, check_verifier
+from pipedsl.cli.interrupts import raise_again
 from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
@@ -32,6 +33,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"pipedsl.cli.{cmd_name.replace('-', '_')}").command
+        raise_again()
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

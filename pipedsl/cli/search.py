@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
@@ -29,10 +31,11 @@ from pipedsl.cli.common import (
     transport_option,
     write,
 )
-from pipedsl.cli.status import OK, REJECTED, UNKNOWN
+from pipedsl.cli.status import INTERRUPTED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.every_m import EveryM, every_m
-from pipedsl.files import write_atomically
+from pipedsl.files import check_writable, write_atomically
+from pipedsl.found_text import exact
 from pipedsl.library import UsageError
 from pipedsl.render.search import (
     progress_text,
@@ -150,40 +153,43 @@ def command(
     The answer says its value, the best lower bound, and so whether it is the smallest there is. Ctrl-C keeps the best
     so far. docs/search.md has more.
 
-    Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage, 3 ended before anything was found.
+    Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage, 3 ended before there was an answer.
     """
     cache = None if fresh else user_folder()
     chosen = next((name for name in NAMES if name == engine), None)
     if output == "-" and form == "json":
         raise UsageError("-o - and --format json both want standard output; the JSON holds the .sched too")
-    if (
-        output is not None and output != "-" and not Path(output).parent.is_dir()
-    ):  # better said before than after an hour
-        raise UsageError(f"there is no folder {Path(output).parent} to write {Path(output).name} to")
-    schedule = load(file, limits)
-    news = _Progress()
     if values is not None:
         if certificate is not None or cap is not None or for_all is not None:
             raise UsageError("a sweep goes without --cap, --certificate and --for-all")
         if output is not None:
             from pipedsl.render.figure import check_suffix
+            from pipedsl.render.search_figure import check_drawable
 
             check_suffix(output)
-        name, span = values
-        points = sweep(
-            schedule, params, name, span, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
-        )  # fmt: skip
-        news.clear()
-        _finish_sweep(name, points, output, form, color)
+            check_drawable()
+    _check_outputs(output, certificate)
+    news = _Progress()
+    points: list[SweepPoint] = []
     try:
-        result = search(
-            schedule, params, cap=cap, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
-            progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
-        )  # fmt: skip
+        schedule = load(file, limits)
+        if values is not None:
+            points = sweep(
+                schedule, params, *values, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
+                progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
+            )  # fmt: skip
+        else:
+            result = search(
+                schedule, params, cap=cap, timeout=timeout, budget=budget, seed=seed, jobs=jobs, cache=cache,
+                progress=news.listener(), transports=transports, limits=limits, profile=profile, engine=chosen,
+            )  # fmt: skip
     except NothingFound as error:
         news.clear()
         click.echo(f"nothing found: {error}", err=True)
+        finish(UNKNOWN)
+    except KeyboardInterrupt:
+        news.clear()
+        click.echo("nothing found: interrupted before there was an answer", err=True)
         finish(UNKNOWN)
     except DiagnosticError as error:
         news.clear()
@@ -193,14 +199,45 @@ def command(
         raise
     finally:
         news.clear()
+    if values is not None:
+        with _interrupts_told("the curve was found"):
+            _finish_sweep(values[0], points, output, form, color)
     text, every = result.text, None
     if for_all is not None:
-        every = every_m(result, effort_of(budget, timeout, seed, 1, None, None, chosen).part(FOR_EVERY_M).budget)
+        effort = effort_of(budget, timeout, seed, 1, None, None, chosen).part(FOR_EVERY_M)
+        with suppress(KeyboardInterrupt):
+            every = every_m(result, effort.budget)
         if every is None:
             click.echo("not proved for other m: what is written holds for this one alone", err=True)
         else:
             text = every.text
-    _finish(result, text, every, output, certificate, form, color)
+    with _interrupts_told(f"{result.objective} {exact(result.value)} was found"):
+        _finish(result, text, every, output, certificate, form, color)
+
+
+@contextmanager
+def _interrupts_told(found: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        missing = "what was to be written may be missing in part"
+        click.echo(f"interrupted while the answer was written: {found}, and {missing}", err=True)
+        finish(INTERRUPTED)
+
+
+def _check_outputs(output: str | None, certificate: str | None) -> None:
+    """Raise UsageError or OSError for what could not be written: better said before than after an hour."""
+    paths = [] if output is None or output == "-" else [output]
+    if certificate is not None:
+        from pipedsl.cli.evidence import evidence_paths
+
+        paths += evidence_paths(certificate)
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise UsageError(f"{output}: -o and --certificate would write the same file")
+    for path in paths:
+        if not Path(path).parent.is_dir():
+            raise UsageError(f"there is no folder {Path(path).parent} to write {Path(path).name} to")
+        check_writable(path)
 
 
 def _finish(

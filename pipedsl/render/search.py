@@ -10,8 +10,8 @@ from pipedsl.diagnostics import Diagnostic
 from pipedsl.found_text import percent, refuted
 from pipedsl.render.document import Json, diagnostic_document, report_document
 from pipedsl.render.numbers import json_exact, json_number, number
-from pipedsl.render.style import Line, line
-from pipedsl.render.summary import STYLES, summary_lines, title
+from pipedsl.render.style import Line, line, visible
+from pipedsl.render.summary import STYLES, summary_lines
 
 if TYPE_CHECKING:
     from pipedsl.every_m import EveryM
@@ -40,7 +40,8 @@ def bound_text(result: SearchResult) -> str:
 def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line]:
     """The answer and how good it is, then what `verify` says of it."""
     good = ("good", "found, the smallest") if result.optimal else ("warning", "found")
-    heading = f"{title(result.schedule.header.name, result.params)}: "
+    given = ", ".join(result.given)
+    heading = f"{visible(f'{result.schedule.header.name} ({given})')}: "
     facts = [("objective", f"{result.objective} {number(result.value)}"), ("bound", bound_text(result))]
     if result.least:
         facts.append(("memory", f"no order with this {result.objective} has a rank that holds less at most"))
@@ -50,6 +51,7 @@ def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line
         facts.append(("placement", result.placement))
     effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
     notes = [effort, *(["from the cache"] if result.cached else []), *(["interrupted"] if result.interrupted else [])]
+    notes += [result.lost] if result.lost else []
     facts.append(("search", ", ".join(notes)))
     verdict = (STYLES[result.verdict], result.verdict.value)
     lines = [line(heading, good, ", ", verdict)]
@@ -106,6 +108,8 @@ def _answer(result: SearchResult) -> Json:
         "elapsed": result.elapsed,
         "cached": result.cached,
         "interrupted": result.interrupted,
+        "lost": result.lost or None,
+        "asked": [*result.task.asked, *result.effort],
     }
 
 
@@ -142,7 +146,7 @@ def _cells(point: SweepPoint) -> tuple[str, ...]:
     result = point.result
     if result is None:
         if point.refusal is None:
-            return ("-", "-", "-", "-", "-", "nothing found", "warning")
+            return ("-", "-", "-", "-", "-", f"nothing found: {point.why}", "warning")
         least = point.refusal.smallest
         told = "" if least is None else f", the smallest is {number(least)}"
         return ("-", "-", "-", "-", "-", f"no order keeps to it{told}", "error")

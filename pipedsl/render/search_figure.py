@@ -12,13 +12,20 @@ if TYPE_CHECKING:
     from pipedsl.sweeping import SweepPoint
 
 
-def draw_sweep(name: str, points: Sequence[SweepPoint], form: str) -> bytes:
-    """The picture as a file of format `form`. Raises UsageError where matplotlib is not installed."""
+def check_drawable() -> None:
+    """Raise UsageError where matplotlib is not installed."""
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         raise UsageError("drawing needs matplotlib: pip install 'pipedsl[plot]'") from None
+
+
+def draw_sweep(name: str, points: Sequence[SweepPoint], form: str) -> bytes:
+    """The picture as a file of format `form`. Raises UsageError where matplotlib is not installed."""
+    check_drawable()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # Salt and metadata are what matplotlib would otherwise make up anew in every file.
     settings: Any = {"svg.hashsalt": "pipedsl", "svg.fonttype": "none", "font.family": "DejaVu Sans"}
     solved = [(float(point.value), point.result) for point in points if point.result is not None]

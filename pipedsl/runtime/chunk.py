@@ -74,6 +74,7 @@ class Chunk:
     def __init__(self, module: torch.nn.Module, split: Collection[int] = ()) -> None:
         self._module = module
         self._split = frozenset(split)
+        self._splits: frozenset[int] = frozenset()  # of this step
         self._asked = asked_for(module)
         self._writes: bool | None = None  # whether the module writes to its input; None until it has run once
         self.once = False  # a microbatch's forward must not run a second time, as it would draw other numbers
@@ -82,12 +83,13 @@ class Chunk:
         self._products: dict[int, list[Product]] = {}
         self._buffers: frozenset[int] = frozenset()
 
-    def begin(self) -> None:
-        """Start a step."""
+    def begin(self, train: bool = True) -> None:
+        """Start a step, with backwards or without."""
         self._kept.clear()
         self._products.clear()
         self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers()) - {0}
-        if self._split:
+        self._splits = self._split if train else frozenset()
+        if self._splits:
             self._deferral.begin()
 
     def forward(self, microbatch: int, arrived: Arrived, extras: Mapping[str, Any]) -> Any:
@@ -123,7 +125,7 @@ class Chunk:
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         if extras:
             extras = choose(extras, self._asked)
-        if microbatch not in self._split:
+        if microbatch not in self._splits:
             return self._module(value, **extras)
         with self._deferral.used():
             return self._module(value, **extras)

@@ -47,8 +47,8 @@ class ShardedChunk(Chunk):
         self._left = 0
         self._ran = False
 
-    def begin(self) -> None:
-        super().begin()
+    def begin(self, train: bool = True) -> None:
+        super().begin(train)
         self._left = self._microbatches
         self._ran = False
         self._synchronise(False)
@@ -120,6 +120,11 @@ def unsupported(modules: Sequence[torch.nn.Module]) -> str:
         for each in module.modules():
             if type(each).__name__ == "FullyShardedDataParallel":
                 return "FullyShardedDataParallel reduces gradients in every backward; use fully_shard, or DDP"
+            if isinstance(each, DistributedDataParallel) and each.static_graph:
+                return (
+                    "DistributedDataParallel with static_graph=True counts the uses of every parameter in a backward, "
+                    "which a pipeline reduces apart from; leave static_graph out"
+                )
     return ""
 
 

@@ -109,7 +109,8 @@ class Deferral:
 
     def __init__(self, stage: torch.nn.Module) -> None:
         self.stage = stage
-        self._anchor = torch.empty(0, requires_grad=True)
+        with torch.inference_mode(False):
+            self._anchor = torch.empty(0, requires_grad=True)
         self._places: list[tuple[dict[str, Any], _Forward]] = []
         self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -117,16 +118,17 @@ class Deferral:
         self.inside = 0
 
     def begin(self) -> None:
-        """A step begins: find the modules, which may be others than before, and forget what autocast made."""
+        """A training step begins: find the modules, which may be others than before, and forget what autocast made."""
         self._casts.clear()
         self._without = [q for q in self.stage.parameters() if q.requires_grad and q.grad is None]
         self._places = [
             (vars(module), _Forward(self, module, rule))
             for module in _run_by_python(self.stage)
             if (rule := RULES.get(type(module).forward)) and "forward" not in vars(module)
-            if _are_own(module)
-            and _can_wait(getattr(module, "weight", None))
-            and _may_be_bias(getattr(module, "bias", None))
+            if _is_plain(module, "weight")
+            and _is_plain(module, "bias")
+            and _can_wait(module._parameters.get("weight"))
+            and _may_be_bias(module._parameters.get("bias"))
         ]
 
     @contextlib.contextmanager
@@ -198,7 +200,7 @@ class _Forward:
     __slots__ = ("_bias", "_deferral", "_module", "_plain", "_trains_bias", "_type", "_use", "_weight")
 
     def __init__(self, deferral: Deferral, module: Any, rule: Rule) -> None:
-        weight, bias = module.weight, getattr(module, "bias", None)
+        weight, bias = module._parameters["weight"], module._parameters.get("bias")
         in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
         self._deferral, self._module, self._plain = deferral, module, module.forward
         self._type, self._weight, self._bias = type(module), weight, bias
@@ -216,7 +218,7 @@ class _Forward:
             or torch.compiler.is_compiling()
             or not torch.is_grad_enabled()
             or type(input) not in _EXACT
-            or use.rule.worth(self._module, input) < WORTH_DEFERRING
+            or use.rule.worth(self._module, input, self._weight) < WORTH_DEFERRING
             or not self._is_as_before()
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
@@ -245,10 +247,16 @@ class _Forward:
         )
 
 
-def _are_own(module: torch.nn.Module) -> bool:
-    """Whether weight and bias are the module's parameters, and not what something makes of others."""
-    own = module._parameters
-    return own.get("weight") is getattr(module, "weight", None) and own.get("bias") is getattr(module, "bias", None)
+def _is_plain(module: torch.nn.Module, name: str) -> bool:
+    """Whether the module's attribute is the parameter that it has of this name, or neither is there.
+
+    It is not read: what computes it of others, as a parametrization, would run once more than in one process.
+    """
+    kind = type(module)
+    if kind.__getattr__ is not torch.nn.Module.__getattr__ or kind.__getattribute__ is not object.__getattribute__:
+        return False
+    elsewhere = (vars(module), module._buffers, module._modules, *map(vars, kind.__mro__))
+    return not any(name in each for each in elsewhere)
 
 
 def _may_be_bias(bias: Any) -> bool:

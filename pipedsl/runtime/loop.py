@@ -89,7 +89,7 @@ class Loop:
         self._seeds.clear()
         self._seed = None
         for chunk in self._chunks.values():
-            chunk.begin()
+            chunk.begin(given.train)
             chunk.once = given.draws is not None
         if clock:
             clock.begin()

@@ -60,6 +60,7 @@ class Helper:
 def _ask_all(questions: queue.SimpleQueue[_Question | None]) -> None:
     while (question := questions.get()) is not None:
         question.run()
+        del question  # it holds the store, and so the helper, whose end ends this thread
 
 
 class PatientStore:

@@ -15,14 +15,14 @@ _PER_ENTRY = 32  # multiplications that take as long as to write and add one ent
 class Rule(NamedTuple):
     """How a kind of module is taken apart. `x`: its input; `g`: its output's gradient.
 
-    `worth`: (module, x) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
+    `worth`: (module, x, weight) to the multiplications behind its weight's gradient, 0 where the rest does not apply.
     `settings`: of the module, what the others need to know besides tensors.
     `run`: (module, x, weight, bias) to the output. `of_input`: (settings, g, x, weight) to the input's gradient.
     `of_weight`: the same to the weight's. `of_bias`: (g) to the bias's. `add_of_weight`: (gradient, g, x), adds the
     weight's where it is, if that can be done without having it on its own first.
     """
 
-    worth: Callable[[Any, torch.Tensor], int]
+    worth: Callable[[Any, torch.Tensor, torch.Tensor], int]
     settings: Callable[[Any], tuple[Any, ...]]
     run: Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     of_input: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -43,7 +43,7 @@ def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
 
 
 _LINEAR = Rule(
-    worth=lambda module, x: x.numel() * module.out_features if x.is_floating_point() else 0,
+    worth=lambda module, x, weight: x.numel() * module.out_features if x.is_floating_point() else 0,
     settings=lambda module: (),
     run=_linear,
     of_input=lambda _, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
@@ -53,15 +53,15 @@ _LINEAR = Rule(
 )
 
 
-def _convolution_worth(module: Any, x: torch.Tensor) -> int:
+def _convolution_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
     kept = type(module)._conv_forward in _CONVOLVE and "_conv_forward" not in vars(module)
     plain = kept and module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
-    if not plain or x.dim() != module.weight.dim():  # else without a batch
+    if not plain or x.dim() != weight.dim():  # else without a batch
         return 0
     places = x.numel() // x.shape[1]
     for stride in module.stride:
         places //= stride
-    return places * int(module.weight.numel())
+    return places * weight.numel()
 
 
 def _convolution(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -95,9 +95,9 @@ _CONVOLUTION = Rule(
 )
 
 
-def _embedding_worth(module: Any, x: torch.Tensor) -> int:
+def _embedding_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
     plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
-    return _PER_ENTRY * int(module.weight.numel()) if plain else 0  # the gradient has a row for every word
+    return _PER_ENTRY * weight.numel() if plain else 0  # the gradient has a row for every word
 
 
 def _embedding(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
