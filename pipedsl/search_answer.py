@@ -17,7 +17,7 @@ from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps
-from pipedsl.search_runs import Effort, Job, Outcome
+from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt
 from pipedsl.simulate import simulate
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
@@ -170,8 +170,9 @@ def answer_of(
     wanting = (fitting is None or fitting.value > bound.value) and not stopped
     if wanting and problem.operations <= MOST_OPERATIONS:
         task, fitting = first, _between(first, fitting, bound, effort.budget.part(AGAIN), outcome.seed)
+        stopped = fitting is not None and ended_by_interrupt(fitting)
     if fitting is None:
-        raise NothingFound(_no_room(program, needed))
+        raise NothingFound(f"{'interrupted: ' if stopped else ''}{_no_room(program, needed)}")
     if fitting is not bound:
         solution = fitting
         program = program_of(task, solution.orders, caps)

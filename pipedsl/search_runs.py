@@ -182,7 +182,7 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         raise UsageError(f"this search needs {needed[0]}: pip install 'pipedsl[{needed[1]}]'") from None
     except KeyboardInterrupt:
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
-    if solution.log and solution.log[-1].by == INTERRUPTED:
+    if ended_by_interrupt(solution):
         return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=True)
     if job.budget.seconds is not None:
         rest = replace(rest, seconds=started + job.budget.seconds - monotonic())
@@ -190,6 +190,10 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     return Outcome(
         job.seed, lean.solution, least=lean.least, elapsed=monotonic() - started, interrupted=lean.interrupted
     )
+
+
+def ended_by_interrupt(solution: Solution) -> bool:
+    return bool(solution.log) and solution.log[-1].by == INTERRUPTED
 
 
 def _one_by_one(jobs: Sequence[Job], progress: Callable[[News], None] | None) -> list[Outcome]:

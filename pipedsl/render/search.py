@@ -108,8 +108,8 @@ def _answer(result: SearchResult) -> Json:
         "elapsed": result.elapsed,
         "cached": result.cached,
         "interrupted": result.interrupted,
-        "lost": result.lost or None,
         "asked": [*result.task.asked, *result.effort],
+        "lost": result.lost or None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pipedsl import search_runs
+from pipedsl import search_answer, search_runs, searching, smallest_cap, sweeping
+from pipedsl.cli import search as cli_search
 from pipedsl.cli.main import cli
 from pipedsl.searching import NothingFound
 from verify import checker
@@ -134,6 +136,97 @@ def test_what_goes_not_together() -> None:
     assert "no such file" in run("none.sched", status=2).output
     assert "there is no folder" in run(*ASKED, "-o", "none/x.sched", status=2).output
     assert "has no parameter `x`" in run(*ASKED, "--sweep", "x=1..2", status=2).output
+
+
+@pytest.mark.parametrize("outputs", [
+    ("-o", "none/x.sched"), ("-o", "."), ("-o", "file/x.sched"), ("--certificate", "none/c.json"),
+    ("--certificate", "."), ("--certificate", "c.json"), ("--certificate", "d.json"),
+    ("--sweep", "cap=1..2", "-o", "x.svg"),
+    ("-o", "e.smt2", "--certificate", "e.json"), ("-o", "file", "--certificate", "./file"),
+])  # fmt: skip
+def test_outputs_are_tried_before_the_search(
+    outputs: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object, **__: object) -> object:
+        raise AssertionError("it searches for what it cannot write")
+
+    for name in ("search", "sweep"):
+        monkeypatch.setattr(cli_search, name, searched)
+    (folder / "file").touch()
+    for name in ("c.smt2", "d.bound.json", "x.svg"):
+        (folder / name).mkdir()
+    output = run(*ASKED, *outputs, status=2).output
+    assert any(said in output for said in ("there is no folder", "Is a directory", "the same file"))
+
+
+def test_the_answer_says_what_it_was_searched_with(folder: Path) -> None:
+    asked = ("zero_bubble", "-D", "p=3", "-D", "m=6")
+    given = "(p=3, m=6, cap=3, --cap 3/2)"
+    assert run(*asked, "--cap", "1.5", "--seed", "4", "--budget", "30", "-o", "x.sched").output.startswith(
+        f"zero_bubble {given}: "
+    )
+    text = (folder / "x.sched").read_text()
+    comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
+    assert f"with {given[1:-1]}." in comment
+    assert "with --budget 30 --seed 4." in comment
+    again = re.findall(r"--\w+ [\w./]+\b", comment)
+    run(*asked, *" ".join(again).split(), "-o", "y.sched", "--no-cache")
+    program = re.compile(r"^schedule.*", re.MULTILINE | re.DOTALL)
+    assert program.findall((folder / "y.sched").read_text()) == program.findall(text)
+    (folder / "free.sched").write_text("schedule free(p, m)\nstages p\nplace s -> s\nrank r { F * m || B * m }\n")
+    curve = run("free.sched", "-D", "p=2", "-D", "m=3", "--sweep", "cap=1..2", "--format", "json").output
+    assert ["--cap 1" in p["sched"] for p in json.loads(curve)["points"]] == [True, False]
+    (folder / "profile.json").write_text('{"format": "pipedsl-profile", "version": 1, "costs": {"F": 2}}')
+    assert "--profile profile.json)" in run(*asked, "--profile", "profile.json").output
+
+
+def test_ctrl_c_says_what_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    def run_where(module: object, name: str, *more: str, status: int) -> Result:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, pressed)
+            return run(*ASKED, *more, status=status)
+
+    before = "nothing found: interrupted before there was an answer\n"
+    assert run_where(cli_search, "load", status=3).output == before
+    assert run_where(searching, "tasks", status=3).output == before
+    assert run_where(sweeping, "tasks", "--sweep", "cap=1..2", status=3).output == before
+    lost = "interrupted while the answer was verified: makespan 20 was found, and is lost"
+    kept = f"nothing found: {lost}; the same command finds it again at once\n"
+    assert run_where(search_answer, "judged", "--no-cache", status=3).output == f"nothing found: {lost}\n"
+    assert run_where(search_answer, "judged", "-o", "x.sched", status=3).output == kept
+    assert not (folder / "x.sched").exists()
+    assert "from the cache" in run(*ASKED).output
+    assert lost in run_where(search_answer, "judged", "--sweep", "cap=3..3", status=3).output
+    written = "interrupted while the answer was written: makespan 20 was found"
+    assert written in run_where(cli_search, "write_atomically", "-o", "x.sched", status=130).stderr
+    assert "PD602" in run_where(smallest_cap, "smallest", "--cap", "0", status=1).output
+    every = run_where(cli_search, "every_m", "--for-all", "m", "-o", "x.sched", status=0)
+    assert "not proved for other m" in every.stderr
+    assert (folder / "x.sched").exists()
+
+
+def test_ctrl_c_while_the_program_loads_shows_no_traceback() -> None:
+    code = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+where, sys.argv = sys.argv[1], ["pipedsl", "search", "zero_bubble", "-D", "p=2", "-D", "m=2"]
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == where:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+from pipedsl.__main__ import main
+main()
+"""
+    for module in ("pipedsl.cli.main", "click", "pipedsl.cli.search", "numpy"):
+        done = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", ""), module
 
 
 def test_nothing_found_is_status_3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,76 @@
+"""Searches of which a part is lost: a process that was killed, the time left, Ctrl-C on the way to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from pipedsl import search_answer, search_runs
+from pipedsl.api import load, parse_text
+from pipedsl.search_answer import job_of
+from pipedsl.search_problem import tasks
+from pipedsl.search_processes import Ended
+from pipedsl.search_runs import Job, News, Outcome
+from pipedsl.searching import NothingFound, search
+from pipedsl.sweeping import sweep
+from verify import Verdict
+from verify.search.solve import Budget
+
+WORK = 5.0
+WHY = "a process was killed by signal 9"
+ASKED = {"p": 3, "m": 6, "cap": 2}
+
+
+def test_a_process_that_is_lost_leaves_the_answers_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_lost(work: Callable[[Job], Outcome], jobs: Sequence[Job], *_: object) -> list[Ended[Outcome]]:
+        return [Ended(lost=WHY), *(Ended(work(job)) for job in jobs[1:])]
+
+    monkeypatch.setattr(search_runs, "in_processes", one_lost)
+    result = search(load("zero_bubble"), ASKED, budget=WORK, jobs=2)
+    alone = search(load("zero_bubble"), ASKED, budget=WORK, seed=1)
+    assert (result.value, result.bound, result.lost) == (alone.value, alone.bound, WHY)
+    assert result.verdict is Verdict.VERIFIED
+    assert not result.interrupted
+    assert WHY in result.text.replace("\n# ", " ")
+
+
+def test_where_all_are_lost_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_runs, "in_processes", lambda _, jobs, *__: [Ended(lost=WHY) for _ in jobs])
+    with pytest.raises(NothingFound, match=WHY):
+        search(load("zero_bubble"), ASKED, budget=WORK, jobs=2)
+    points = sweep(load("zero_bubble"), {"p": 3, "m": 6}, "cap", range(2, 4), budget=WORK, jobs=2)
+    assert [(point.result, WHY in point.why) for point in points] == [(None, True)] * 2
+
+
+def test_a_job_is_tried_again_for_the_time_that_is_left() -> None:
+    [task] = tasks(load("zero_bubble"), {"p": 2, "m": 2})
+    job = job_of(task, Budget(work=5, seconds=10), 0)
+    later = search_runs._again(job, 4)
+    assert later is not None
+    assert later.budget == Budget(work=5, seconds=6)
+    assert search_runs._again(job, 10) is None
+    endless = job_of(task, Budget(work=5), 0)
+    assert search_runs._again(endless, 1000) is endless
+
+
+def test_ctrl_c_while_room_is_made_for_messages_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer has no room for its messages; Ctrl-C in the search for one that has is followed by no other."""
+    asked: list[Job] = []
+    run_job = search_runs.run_job
+
+    def pressed(job: Job, progress: Callable[[News], None] | None = None) -> Outcome:
+        asked.append(job)
+        return replace(run_job(job, progress), interrupted=len(asked) > 1)
+
+    def more(*_: object, **__: object) -> object:
+        raise AssertionError("it goes on after Ctrl-C")
+
+    monkeypatch.setattr(search_runs, "run_job", pressed)
+    monkeypatch.setattr(search_answer, "solve", more)
+    text = "schedule x(p, m)\nstages p\nplace s -> s\nrank r { F * m || I * m || W * m }\n"
+    schedule = parse_text(f"{text}memory {{ output(s) = 1 cap(r) = 6 }}\n")
+    with pytest.raises(NothingFound, match="interrupted"):
+        search(schedule, {"p": 3, "m": 5}, budget=WORK)
+    assert len(asked) == 2
