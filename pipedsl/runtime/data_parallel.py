@@ -122,8 +122,8 @@ def unsupported(modules: Sequence[torch.nn.Module]) -> str:
                 return "FullyShardedDataParallel reduces gradients in every backward; use fully_shard, or DDP"
             if isinstance(each, DistributedDataParallel) and each.static_graph:
                 return (
-                    "DistributedDataParallel with static_graph=True counts the uses of every parameter in a backward, "
-                    "which a pipeline reduces apart from; leave static_graph out"
+                    "DistributedDataParallel with static_graph=True counts what a backward uses, but a pipeline "
+                    "reduces gradients apart from its backwards; leave it out"
                 )
     return ""
 

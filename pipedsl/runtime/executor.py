@@ -278,9 +278,7 @@ class Executor:
         if seed is not None and type(seed) is not int:
             raise TypeError(f"seed must be an int, not a {type(seed).__name__}")
         if train and torch.is_inference_mode_enabled():
-            raise ValueError(
-                "torch.inference_mode() leaves nothing to train with; call step outside of it, or train=False"
-            )
+            raise ValueError("torch.inference_mode() leaves nothing to train with; call step outside of it")
         m = self._plan.microbatches
         first, last = (any(map(each, self._stages)) for each in (self._plan.is_first, self._plan.is_last))
         parts, rows = split(batch, m, "the batch") if first else ([], 0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from pipedsl.runtime import deferred
@@ -478,8 +478,8 @@ def test_small_products_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours.waiting == 2
 
 
-def two_steps(make: Callable[[], nn.Module], x: torch.Tensor, *, bound: float = 1e-5) -> None:
-    """Three microbatches, I first and W last, against torch's backward of each in another such module."""
+def two_steps(make: Callable[[], nn.Module], x: torch.Tensor, *, bound: float = 1e-5) -> tuple[nn.Module, nn.Module]:
+    """Three microbatches, I first and W last, against torch's backward of each in another such module; both of them."""
     torch.manual_seed(2)
     module = make()
     torch.manual_seed(2)
@@ -501,6 +501,7 @@ def two_steps(make: Callable[[], nn.Module], x: torch.Tensor, *, bound: float = 
             assert (q.grad is None) == (r.grad is None), name
             if q.grad is not None:
                 torch.testing.assert_close(q.grad, r.grad, rtol=bound, atol=bound)
+    return module, theirs
 
 
 class Doubled(nn.Module):
@@ -579,7 +580,7 @@ def doubled_bias(linear: nn.Linear) -> None:
 
 
 def parametrizations_of(linear: nn.Linear, name: str) -> None:
-    torch.nn.utils.parametrize.register_parametrization(linear, name, Doubled())
+    parametrize.register_parametrization(linear, name, Doubled())
 
 
 def pruned_bias(linear: nn.Linear) -> None:

@@ -262,6 +262,43 @@ def test_evaluation_returns_outputs_and_changes_nothing(tmp_path: Path) -> None:
     assert stages[0].training
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+@pytest.mark.parametrize("trained", [False, True])
+def test_evaluation_in_inference_mode(trained: bool, schedule: str, tmp_path: Path) -> None:
+    """Whether it comes first or later, training goes on as if nothing had happened."""
+    stages = mlp(2)
+    reference = copy.deepcopy(stages)
+    batch, targets = torch.randint(11, (8,)), torch.randint(5, (8,))
+    steps = 2 if trained else 1
+
+    def body(pipe: Any, rank: int) -> Any:
+        if trained:
+            pipe.step(batch, targets)
+        with torch.inference_mode():
+            inside = pipe.step(batch, targets, train=False)
+        with torch.no_grad():
+            outside = pipe.step(batch, targets, train=False)
+        return inside, outside, pipe.step(batch, targets)
+
+    (_, (inside, outside, losses)) = results(
+        train(schedule, stages, None, None, functional.cross_entropy, tmp_path, p=2, m=4, body=body)
+    )
+    for _ in range(steps):
+        expected = alone(reference, functional.cross_entropy, batch.chunk(4), targets.chunk(4))
+    for each in (inside, outside, losses):
+        torch.testing.assert_close(each, expected)
+    check(stages, reference, 1e-5)
+
+
+def test_training_in_inference_mode_is_refused(tmp_path: Path) -> None:
+    def body(pipe: Any, rank: int) -> None:
+        with torch.inference_mode():
+            pipe.step(torch.zeros(8).long(), torch.zeros(8).long())
+
+    for rank in train(compiled.SPLIT, mlp(2), None, None, functional.cross_entropy, tmp_path, p=2, m=4, body=body):
+        assert "inference_mode() leaves nothing to train with; call step outside of it" in str(rank.error)
+
+
 def test_nested_batches_and_targets(tmp_path: Path) -> None:
     class First(nn.Module):
         def __init__(self) -> None:

@@ -204,7 +204,7 @@ def reductions_where_the_schedule_has_them(job: Job) -> None:
 
 @case
 def a_split_stage_that_is_reduced_where_the_schedule_says(job: Job) -> None:
-    """After its last W; and FSDP2 needs no last backward for it then: of no microbatch but one a gradient comes back."""
+    """After its last W; and FSDP2 needs no last backward for it then: a gradient comes back of one microbatch alone."""
     both = mesh()
     replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
     for way in ("ddp", "fsdp", "apart"):
@@ -224,7 +224,9 @@ def a_split_stage_that_is_reduced_where_the_schedule_says(job: Job) -> None:
             parameter.grad /= REPLICAS
         stage = stages[own]
         wrapped: Any = (
-            DistributedDataParallel(stage, process_group=group) if way == "ddp" else fully_shard(stage, mesh=both["data"])
+            DistributedDataParallel(stage, process_group=group)
+            if way == "ddp"
+            else fully_shard(stage, mesh=both["data"])
         )
         pipe = pipeline(job, "split_reduce", wrapped, both.get_group("pipe"))
         pipe.step(*tokens(replica))
@@ -442,6 +444,16 @@ def a_gradient_scaler(job: Job) -> None:
     assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
     for ours, other in zip(stages[own].parameters(), expected[own].parameters(), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def a_static_graph(job: Job) -> None:
+    both = mesh()
+    own = both.get_local_rank("pipe")
+    stage = DistributedDataParallel(nn.Linear(4, 4), process_group=both.get_group("data"), static_graph=True)
+    compiled = job.compiled("whole_2")
+    with pytest.raises(compiled.PipelineError, match="rank 1: DistributedDataParallel with static_graph=True"):
+        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)
 
 
 @case

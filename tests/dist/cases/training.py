@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -37,6 +39,21 @@ def three_steps_before_one_of_the_optimizer(job: Job) -> None:
             pipe.step(batch, targets)
             alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
         compare(pipe, stages, reference, 0.0 if name == "whole" else 1e-5)
+
+
+@case
+def threads_end_with_their_pipeline(job: Job) -> None:
+    for name in BOTH:
+        before = set(threading.enumerate())
+        pipe = job.pipeline(name, mlp(P))
+        pipe.step(*tokens(0))
+        started = [each for each in set(threading.enumerate()) - before if each.name.startswith("pipedsl")]
+        assert started
+        del pipe
+        gc.collect()
+        for each in started:
+            each.join(60)
+            assert not each.is_alive(), each.name
 
 
 class Scores(nn.Module):
