@@ -80,7 +80,10 @@ def sweep(
     effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, placements))
     labels = [f"{name}={value}" for value in values]
-    curves = [_Curve([row[k] for row in grid], labels, share).outcomes() for k in range(placements)]
+    curves: list[list[Outcome]] = []
+    for k in range(placements):
+        stopped = any(each.interrupted for curve in curves for each in curve)
+        curves.append(_Curve([row[k] for row in grid], labels, share, stopped).outcomes())
     points: list[SweepPoint] = []
     for at, value in enumerate(values):
         found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
@@ -130,11 +133,11 @@ def _with_refusals(
 
 
 class _Curve:
-    """One placement: a task for each value, upwards."""
+    """One placement: a task for each value, upwards. `stopped`: Ctrl-C ended the curve of another one."""
 
-    def __init__(self, tasks: Sequence[Task], labels: Sequence[str], effort: Effort) -> None:
+    def __init__(self, tasks: Sequence[Task], labels: Sequence[str], effort: Effort, stopped: bool) -> None:
         self.tasks, self.labels, self.effort = tasks, labels, effort
-        self.found = [Outcome(effort.seed, refused=is_too_small(task)) for task in tasks]
+        self.found = [Outcome(effort.seed, refused=is_too_small(task), interrupted=stopped) for task in tasks]
         # Whether an order of the value before is one here, and a bound here is one there.
         self.helps = [False] + [_same_but_for_caps(a, b) and _wider(a, b) for a, b in pairwise(tasks)]
 
@@ -151,6 +154,8 @@ class _Curve:
     def _run(self, numbers: Sequence[int], effort: Effort) -> None:
         """Search for these values: one after the other, or all at once in processes."""
         if effort.jobs > 1:
+            if self._stopped():
+                return
             open_ = [k for k in numbers if self._open(k)]
             for k, outcome in zip(open_, effort.run([self._job(k, effort) for k in open_]), strict=True):
                 self._take(k, outcome)
@@ -160,10 +165,13 @@ class _Curve:
             self._share([k])
             if not self._open(k):
                 continue
-            if any(each.interrupted for each in self.found):
+            if self._stopped():
                 self.found[k] = replace(self.found[k], interrupted=True)
             else:
                 self._take(k, effort.run([self._job(k, effort)])[0])
+
+    def _stopped(self) -> bool:
+        return any(each.interrupted for each in self.found)
 
     def _open(self, k: int) -> bool:
         solution = self.found[k].solution

@@ -74,3 +74,23 @@ def test_ctrl_c_while_room_is_made_for_messages_ends_it(monkeypatch: pytest.Monk
     with pytest.raises(NothingFound, match="interrupted"):
         search(schedule, {"p": 3, "m": 5}, budget=WORK)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_a_sweep(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the way back nor the curve of another placement is begun after it."""
+    asked: list[str] = []
+
+    def pressed(job: Job, _: object = None) -> Outcome:
+        asked.append(job.label)
+        return Outcome(job.seed, interrupted=True)
+
+    def in_turn(work: Callable[[Job], Outcome], each: Sequence[Job], *_: object) -> list[Ended[Outcome]]:
+        return [Ended(work(job)) for job in each]
+
+    monkeypatch.setattr(search_runs, "run_job", pressed)
+    monkeypatch.setattr(search_runs, "in_processes", in_turn)
+    text = "schedule x(p, m)\nstages 2 * p\nplace ? in looped, v\nrank r { F@0 * m || F@1 * m || B@0 * m || B@1 * m }\n"
+    points = sweep(parse_text(text), {"p": 2, "m": 4}, "cap", range(3, 6), budget=WORK, jobs=jobs)
+    assert asked == ["cap=3", "cap=4", "cap=5"][: 1 if jobs == 1 else 3]
+    assert all(point.result is None for point in points)
