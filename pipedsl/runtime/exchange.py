@@ -19,7 +19,7 @@ from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
 from pipedsl.runtime.presence import Presence
 from pipedsl.runtime.shared_memory import Link
-from pipedsl.runtime.tree import Layout, Structure
+from pipedsl.runtime.tree import Layout, Structure, plain
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
 
@@ -405,9 +405,6 @@ def _room_for(layout: Layout, backward: bool, device: torch.device) -> list[torc
 
 
 def _plain(tensors: Sequence[torch.Tensor]) -> _Handed:
-    """The tensors as their bytes lie in memory: transports send no lazy conjugates or negatives, and no strides."""
-    plain = [
-        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.resolve_conj().resolve_neg().contiguous()
-        for x in tensors
-    ]
-    return _Handed(plain, [-1 if x.is_inference() else x._version for x in plain])
+    """The tensors as transports can send them."""
+    sent = [plain(x) for x in tensors]
+    return _Handed(sent, [-1 if x.is_inference() else x._version for x in sent])

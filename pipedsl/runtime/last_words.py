@@ -25,20 +25,26 @@ _PATIENCE = 1.0  # seconds that finding the words may take
 class LastWords:
     """SIGTERM's handler while a step runs, if nobody else has one: says what `compose` gives, ends as without it.
 
-    `leave` is called once that is said; it must not take long.
+    `leave` is called once that is said; it must not take long. Where no file can be opened there are no words.
     """
 
     def __init__(self, compose: Callable[[], str], leave: Callable[[], None]) -> None:
         self._compose = compose
         self._leave = leave
-        self._inbox, self._outbox = socket.socketpair()
-        self._outbox.setblocking(False)
         self._installed = False
+        self._thread: threading.Thread | None = None
+        try:
+            self._inbox, self._outbox = socket.socketpair()
+        except OSError:  # too many files open: do without
+            return
+        self._outbox.setblocking(False)
         self._thread = threading.Thread(target=self._listen, name="pipedsl-last-words", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
+        if self._thread is None:
+            return
         with contextlib.suppress(OSError):
             self._outbox.send(b"\0")
         if self._thread is not threading.current_thread():
@@ -48,7 +54,7 @@ class LastWords:
 
     def install(self) -> None:
         """Listen from here on, where that is possible: in the main thread, with nobody else listening."""
-        if threading.current_thread() is not threading.main_thread():
+        if self._thread is None or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return

@@ -15,7 +15,7 @@ from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall, forward_only
 from pipedsl.runtime.seeded import seeded
 from pipedsl.runtime.timeline import labelled
-from pipedsl.runtime.tree import flatten
+from pipedsl.runtime.tree import flatten_output
 from pipedsl.runtime.watch import Watch
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -153,7 +153,7 @@ class Loop:
             arrived = self._exchange.take_input(stage, microbatch)
             output, rows = chunk.forward(microbatch, arrived, given.extras[microbatch]), arrived.rows
         if stage not in self._lasts:
-            structure, outputs = flatten(output, "the output of stage ", self._names[stage])
+            structure, outputs = flatten_output(output, "the output of stage ", self._names[stage])
             self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, chunk.handed_over(outputs))
         elif given.wanted:
             outputs = [self._loss(output, microbatch, rows)]

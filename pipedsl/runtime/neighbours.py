@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipedsl.runtime.plan import PipelineError, Plan, PlannedCall, read_calls
-from pipedsl.runtime.shared_memory import MOST_UNDER_WAY, Link, Window, can_share_memory
+from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, make_room
 from pipedsl.runtime.wire import Store
 
 _SLACK = 1  # messages that a sender may be ahead by, beyond what it has to be
@@ -47,7 +47,7 @@ class Neighbourhood:
                 self._listener = listener
                 listener.bind(f"\0{name}")
                 listener.listen(_BACKLOG)
-                self.offer = json.dumps([name, self._token, _host()])
+                self.offer = json.dumps([name, self._token, _host(), make_room(listener)])
 
     def connect(self, plan: Plan, rank: int, offers: Sequence[str], store: Store, seconds: float) -> dict[int, Link]:
         """Links to the ranks of this host that `rank` exchanges messages with.
@@ -61,7 +61,11 @@ class Neighbourhood:
             for peer in sorted({c.peer for c in own if c.peer >= 0 and offers[c.peer]} if self.offer else ())
             if (theirs := read_calls(plan, peer))
         }
-        peers = [peer for peer, way in ways.items() if sum(each.under_way for each in way) <= MOST_UNDER_WAY]
+        # Of both ends the smaller room, as both know it.
+        room = {each: json.loads(offers[each])[3] for each in (rank, *ways)} if ways else {}
+        peers = [
+            peer for peer, way in ways.items() if sum(each.under_way for each in way) <= min(room[rank], room[peer])
+        ]
 
         def told(what: str, peer: int) -> bool:
             """Whether another rank says that it has reached this one, or accepted it."""
@@ -114,7 +118,7 @@ class Neighbourhood:
 
 def _reach(offer: str, rank: int) -> socket.socket | None:
     """A connection to the rank that offers it; None from another host, or where it is another user's."""
-    name, token, _ = json.loads(offer)
+    name, token, *_ = json.loads(offer)
     with contextlib.ExitStack() as refused, contextlib.suppress(OSError):
         connection = refused.enter_context(socket.socket(socket.AF_UNIX))
         connection.settimeout(_ANSWER_IN)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import socket
 import struct
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,10 +31,11 @@ _NOTICE = struct.Struct("<qqq")  # a message's tag or what else it is, bytes, an
 _TAKEN = -1  # the notice of nothing but how many messages were taken
 _MEMORY = -2  # that of new memory, with its descriptor: messages from here on lie there, in slots of so many bytes
 _NOTICES = 128  # that are read at once
-_BUFFER = 1 << 18  # bytes of a socket, where the kernel counts some 800 for a notice that waits to be read
-MOST_UNDER_WAY = 256  # messages, both ways, that such a socket has room to tell of, so that to send never blocks
+_BUFFER = 1 << 18  # bytes that a socket is asked to have for notices that wait to be read
+_PER_MESSAGE = 2 * 800  # of those, which the kernel counts for a message under way: a notice, and one of its memory
 _ALIGNED = 64  # bytes, which slots are a multiple of
 _DESCRIPTOR = struct.Struct("i")  # beside a notice
+_LIMITS = {errno.EFBIG: " (`ulimit -f`)", errno.EMFILE: " (`ulimit -n`)", errno.ETOOMANYREFS: " (`ulimit -n`)"}
 _BESIDE = socket.CMSG_SPACE(_DESCRIPTOR.size) if hasattr(socket, "CMSG_SPACE") else 0  # bytes
 
 
@@ -90,7 +92,7 @@ class Link:
 
     def __init__(self, connection: socket.socket, sends: Window, receives: Window, spin: float) -> None:
         connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        make_room(connection)
         self._connection = connection
         self._spin = spin
         self._notices = bytearray(_NOTICES * _NOTICE.size)
@@ -133,8 +135,10 @@ class Link:
                 memory = self._renew_memory(memory.slots + self._room, size)
         address = memory.slot(self._sent - self._first)
         for x in tensors:
-            length = x.nbytes
-            ctypes.memmove(address, x.data_ptr(), length)
+            length, source = x.nbytes, x.data_ptr()
+            if not source and length:
+                raise ValueError(f"a {type(x).__name__} that has no memory of its own cannot be sent")
+            ctypes.memmove(address, source, length)
             address += length
         self._notify(tag, size)
         self._sent += 1
@@ -157,14 +161,16 @@ class Link:
     def _renew_memory(self, slots: int, size: int) -> _Memory:
         """Other memory for this and later messages. What lies in the old one stays until it has been taken."""
         self._slot_bytes = max(self._slot_bytes, -(-max(size, 1) // _ALIGNED) * _ALIGNED)
-        descriptor = os.memfd_create("pipedsl")
-        try:
-            # Now rather than at the first use, where a lack of memory would be a signal.
-            os.posix_fallocate(descriptor, 0, slots * self._slot_bytes)
-            memory = _Memory(descriptor, self._slot_bytes)
-            socket.send_fds(self._connection, [_NOTICE.pack(_MEMORY, self._slot_bytes, self._taken)], [descriptor])
-        finally:
-            os.close(descriptor)
+        notice = _NOTICE.pack(_MEMORY, self._slot_bytes, self._taken)
+        with _naming(f"no {slots * self._slot_bytes} bytes of shared memory could be made"):
+            descriptor = os.memfd_create("pipedsl")
+            try:
+                # Now rather than at the first use, where a lack of memory would be a signal.
+                os.posix_fallocate(descriptor, 0, slots * self._slot_bytes)
+                memory = _Memory(descriptor, self._slot_bytes)
+                socket.send_fds(self._connection, [notice], [descriptor])
+            finally:
+                os.close(descriptor)
         self._told = self._taken
         self._memory, self._first = memory, self._sent
         return memory
@@ -252,13 +258,14 @@ class Link:
                     return read(buffers, _BESIDE)
 
     def _take_memory(self, slot_bytes: int, beside: Sequence[tuple[int, int, bytes]]) -> None:
-        if not beside:
-            raise OSError("no memory of another rank could be taken over: this process has too many files open")
-        (descriptor,) = _DESCRIPTOR.unpack(beside[0][2][: _DESCRIPTOR.size])
-        try:
-            self._incoming, self._incoming_first = _Memory(descriptor, slot_bytes), self._count
-        finally:
-            os.close(descriptor)
+        with _naming("no shared memory of another rank could be taken over"):
+            if not beside:  # the kernel had nowhere to put it
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            (descriptor,) = _DESCRIPTOR.unpack(beside[0][2][: _DESCRIPTOR.size])
+            try:
+                self._incoming, self._incoming_first = _Memory(descriptor, slot_bytes), self._count
+            finally:
+                os.close(descriptor)
 
     def shut(self) -> None:
         """Make a wait for the other rank raise, now or when it begins; from any thread."""
@@ -273,6 +280,28 @@ class Link:
     def leave_to_parent(self) -> None:
         """In a process that was forked from a rank: let go, so that the rank's end is the connection's."""
         self._connection.close()
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say of what the system refuses what it was for, which limit it may be, and what does without."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        limit = _LIMITS.get(error.errno or 0, "")
+        way_out = "Pipeline(..., shared_memory=False), on every rank, does without"
+        raise OSError(error.errno, f"{what}: {error.strerror}{limit}; {way_out}") from error
+
+
+def make_room(connection: socket.socket) -> int:
+    """Give a socket its room for notices; how many messages, both ways, it can tell of, so that to send never blocks.
+
+    That is fewer where the system (net.core.wmem_max) grants less than is asked for.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // _PER_MESSAGE
 
 
 def can_share_memory() -> bool:

@@ -16,6 +16,7 @@ Structure = tuple[Any, ...]
 
 
 _TENSOR: Structure = ("tensor",)
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # the types of tensors that are what lies in their memory
 
 
 def flatten(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor]]:
@@ -26,10 +27,61 @@ def flatten(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor]]:
     return _take_apart(value, leaves, "".join(map(str, what))), leaves
 
 
+def flatten_output(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor]]:
+    """The same of what a stage returned for the next one; TypeError for tensors that cannot be sent, too.
+
+    They are refused as well where the next stage is on the same rank: what works is not to depend on the schedule.
+    """
+    structure, leaves = flatten(value, *what)
+    for leaf in leaves:
+        if problem := _not_to_send(leaf):
+            raise TypeError(f"{''.join(map(str, what))} has {problem}")
+    return structure, leaves
+
+
+def _not_to_send(x: torch.Tensor) -> str:
+    """What kind of tensor this is, where its shape and its elements are not all that it is; else empty."""
+    if hasattr(x, "device_mesh"):
+        return "a DTensor; stages exchange whole tensors (`.full_tensor()`, `.to_local()`)"
+    if x.is_nested:
+        return (
+            "a nested tensor; stages exchange tensors of one shape (`.to_padded_tensor()`, `.values()`, `.offsets()`)"
+        )
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}; stages exchange dense ones (`.to_dense()`)"
+    if x.is_quantized:
+        return f"a quantized tensor ({x.dtype}); stages exchange plain ones (`.dequantize()`, `.int_repr()`)"
+    if type(x) in _PLAIN and x.untyped_storage().nbytes() < _end(x):
+        return "a tensor whose memory has been freed"
+    return ""
+
+
+def _end(x: torch.Tensor) -> int:
+    """Where in its storage the last of a tensor's bytes ends."""
+    if not x.numel():
+        return 0
+    last = x.numel() - 1
+    if not x.is_contiguous():
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return (int(x.storage_offset()) + last + 1) * x.element_size()
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as a message's bytes: transports send no lazy conjugates or negatives, and no strides.
+
+    A copy where it is of a subclass, whose own memory, if any, need not be what it stands for, or sparse.
+    """
+    if type(x) in _PLAIN and x.layout is torch.strided:
+        return (
+            x
+            if x.is_contiguous() and not x.is_neg() and not x.is_conj()
+            else x.resolve_conj().resolve_neg().contiguous()
+        )
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x if x.layout is torch.strided else x.to_dense())
+
+
 def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
     if isinstance(value, torch.Tensor):
-        if hasattr(value, "device_mesh"):
-            raise TypeError(f"{what} has a DTensor; stages exchange whole tensors (`.full_tensor()`, `.to_local()`)")
         leaves.append(value)
         return _TENSOR
     if value is None or isinstance(value, bool | int | str):

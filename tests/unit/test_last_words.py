@@ -47,6 +47,18 @@ def test_so_does_one_that_runs_python() -> None:
     assert (code, err) == (-signal.SIGTERM, "these are the last words\n")
 
 
+def test_a_process_with_too_many_files_open_does_without() -> None:
+    body = """
+import resource
+opened = [os.dup(0)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 1, opened[0] + 1))
+words = LastWords(lambda: "said", lambda: print("left", flush=True))
+words.install(); words.remove(); words.close()
+words.install(); blocked()
+"""
+    assert run(body, terminate=True) == (-signal.SIGTERM, "", "")
+
+
 def test_outside_of_a_step_nothing_is_said() -> None:
     assert run("words.install(); words.remove(); blocked()", terminate=True) == (-signal.SIGTERM, "", "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -17,11 +18,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipedsl.runtime.shared_memory import MOST_UNDER_WAY, Link, Window, can_share_memory
+from pipedsl.runtime import shared_memory
+from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, make_room
 from tests.support.launch import ROOT
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
 
+WAY_OUT = r"Pipeline\(\.\.\., shared_memory=False\), on every rank, does without"
 LIMIT = 60.0  # seconds; nothing here takes more than a moment, but the machine may be busy
 
 
@@ -85,12 +88,24 @@ def test_a_slow_receiver_gets_everything(links: tuple[Link, Link]) -> None:
     assert here.memory == memory
 
 
-def test_to_send_never_blocks() -> None:
-    """Though nobody reads: there is room for all notices that can be under way, those of new memory, too."""
+@pytest.mark.parametrize("granted", [1 << 12, 1 << 14, 1 << 18])
+def test_to_send_never_blocks(granted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody reads: there is room for all that can be under way, each with new memory, whatever is granted."""
+    monkeypatch.setattr(shared_memory, "_BUFFER", granted)
     here, there = pair()
-    for tag in range(MOST_UNDER_WAY):
-        here.send([torch.tensor(tag)], tag)
-    assert int(take(there, torch.tensor(0), MOST_UNDER_WAY - 1)) == MOST_UNDER_WAY - 1
+    most = make_room(here._connection)
+    assert most >= 5
+
+    def send() -> None:
+        for tag in range(most):
+            here.send([torch.full((8 * (tag + 1),), tag)], tag)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    last = torch.full((8 * most,), most - 1)
+    assert torch.equal(take(there, last, most - 1), last)
 
 
 def test_of_messages_with_one_tag_the_first_comes_first(links: tuple[Link, Link]) -> None:
@@ -123,6 +138,10 @@ def test_a_message_of_another_size_is_no_data(links: tuple[Link, Link]) -> None:
 def test_only_what_lies_in_main_memory_is_sent(links: tuple[Link, Link]) -> None:
     with pytest.raises(ValueError, match="a tensor on meta cannot be sent"):
         links[0].send([torch.empty(3, device="meta")], 0)
+    freed = torch.empty(3)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="a Tensor that has no memory of its own cannot be sent"):
+        links[0].send([freed], 0)
 
 
 def test_the_end_of_a_send_waits_for_its_receive_to_be_posted_at_most() -> None:
@@ -200,14 +219,41 @@ def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, L
         with contextlib.suppress(OSError):
             while True:
                 opened.append(os.dup(0))
-        with pytest.raises(OSError, match="too many files open"):
+        taken = r"no shared memory of another rank could be taken over: Too many open files \(`ulimit -n`\); "
+        with pytest.raises(OSError, match=taken + WAY_OUT):
             there.arrive(0)
-        with pytest.raises(OSError, match="Too many open files"):
+        made = r"no 128 bytes of shared memory could be made: Too many open files \(`ulimit -n`\); "
+        with pytest.raises(OSError, match=made + WAY_OUT):
             there.send([torch.tensor(1)], 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in opened:
             os.close(descriptor)
+
+
+def test_too_low_a_limit_of_files_sizes_is_named(links: tuple[Link, Link]) -> None:
+    here, there = links
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        here.send([torch.zeros(100)], 0)
+        with pytest.raises(OSError, match=r"no 1664 bytes of .*: File too large \(`ulimit -f`\); " + WAY_OUT):
+            here.send([torch.zeros(200)], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    here.send([torch.ones(200)], 1)  # nothing is left of the attempt
+    assert [float(take(there, torch.zeros(n), tag).sum()) for tag, n in enumerate((100, 200))] == [0, 200]
+
+
+def test_memory_that_the_system_refuses_is_an_error(links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(
+        OSError, match="no 128 bytes of shared memory could be made: Operation not permitted; " + WAY_OUT
+    ):
+        links[0].send([torch.tensor(1)], 0)
 
 
 FORKING = """

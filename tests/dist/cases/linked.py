@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+import os
+import resource
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,12 +15,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from pipedsl.runtime import deferred
 from tests.support import compiled as schedules
 from tests.support.job import BOTH, Case, Job, M, compare, tokens
 from tests.support.worker import alone, mlp
+from tests.support.wrapped import Wrapped
 from tests.unit.test_executor_memory import ROWS, WIDTH, Block, measure, peak_of, predicted, with_gradients
 
 P = 4
@@ -66,7 +74,7 @@ def without_shared_memory(job: Job) -> None:
 
 @case
 def memory_that_one_rank_wants_and_another_does_not(job: Job) -> None:
-    with pytest.raises(Exception, match="rank 2 has shared_memory=False, rank [013] shared_memory=True|rank 0 has sh"):
+    with pytest.raises(Exception, match=r"rank 2 has shared_memory=False, rank [013] shared_memory=True|rank 0 has sh"):
         job.pipeline("whole", model(), shared_memory=job.rank != 2)
 
 
@@ -81,6 +89,100 @@ def a_rank_that_no_other_trusts(job: Job) -> None:
     pipe.mine = [stages[job.rank]]
     train(job, pipe, stages)
     assert pipe._wire.links.keys() == (neighbours(job.rank) - {1} if job.rank != 1 else set())
+
+
+@contextlib.contextmanager
+def no_more_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened[0] + 1, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+@case
+def a_rank_that_has_too_many_files_open_at_the_start(job: Job) -> None:
+    """It does without what needs more: its messages go by the process group."""
+    stages = model()
+    compiled = job.compiled("whole")
+    with no_more_open_files() if job.rank == 2 else contextlib.nullcontext():
+        pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=90, process_group=job.group)
+    pipe.mine = [stages[job.rank]]
+    train(job, pipe, stages)
+    assert pipe._wire.links.keys() == (neighbours(job.rank) - {2} if job.rank != 2 else set())
+
+
+class Returning(nn.Module):
+    """Returns what `make` makes of its output."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(self.inner(x))
+
+
+class Scaled(nn.Module):
+    """Adds up what arrives; the factor is wrapped, and so are its output and the gradients that it makes."""
+
+    def __init__(self, factor: torch.Tensor) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        assert all(type(x) is torch.Tensor for x in pair)
+        return (pair[0] + pair[1]) * self.factor
+
+
+def with_wrapped(wrap: Callable[[torch.Tensor], torch.Tensor], needed: bool) -> list[nn.Module]:
+    """Stages that exchange tensors that `wrap` makes, of which one needs a gradient where it is to."""
+    stages = model()
+    torch.manual_seed(1)
+    stages[1] = Returning(lambda x: (x, wrap(torch.ones_like(x)).requires_grad_(needed)))
+    stages[2] = Scaled(wrap(torch.arange(6.0)))
+    return stages
+
+
+@case
+def tensors_that_hold_another_one(job: Job) -> None:
+    """They arrive as what they stand for, outputs and gradients, those that need no gradient, too."""
+    for name, shared, needed in itertools.product(BOTH, (True, False), (True, False)):
+        stages = with_wrapped(Wrapped, needed)
+        reference = with_wrapped(torch.clone, needed)
+        pipe = job.pipeline(name, stages, shared_memory=shared)
+        for step in range(2):
+            batch, targets = tokens(step)
+            pipe.step(batch, targets)
+            alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        compare(pipe, stages, reference)
+
+
+def refused(job: Job, shared: bool) -> None:
+    whole = init_device_mesh("cpu", (P,))
+    stages = model()
+    stages[1] = Returning(lambda x: DTensor.from_local(x, whole, run_check=False))
+    pipe = job.pipeline("whole", stages, shared_memory=shared)
+    with pytest.raises(Exception, match=r"rank 1 failed at .*: TypeError: the output of stage 1 has a DTensor; stages"):
+        pipe.step(*tokens(0))
+
+
+@case
+def an_output_that_is_a_part_of_a_tensor(job: Job) -> None:
+    refused(job, shared=True)
+
+
+@case
+def an_output_that_is_a_part_of_a_tensor_by_the_group(job: Job) -> None:
+    refused(job, shared=False)
 
 
 @case
@@ -102,13 +204,13 @@ def what_a_stage_writes_to_later(job: Job) -> None:
     stages = model()
     stages[1] = Reused()
     pipe = job.pipeline("whole", stages)
-    with pytest.raises(Exception, match="rank 1 failed at .*the output of stage 1 for microbatch 0 was written to"):
+    with pytest.raises(Exception, match=r"rank 1 failed at .*the output of stage 1 for microbatch 0 was written to"):
         pipe.step(*tokens(0))
 
 
 @case
 def shared_memory_does_not_grow_with_m(job: Job) -> None:
-    """Nor with the steps: those that send to a slow rank are held up. 1F1B has at most P sends that nobody waits for."""
+    """Nor with the steps: who sends to a slow rank is held up. 1F1B has at most P sends that nobody waits for."""
     m = 128
     pipe = job.pipeline("whole_128", model())
     for step in range(3):
