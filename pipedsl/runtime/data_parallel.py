@@ -7,7 +7,7 @@ DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,12 @@ class ShardedChunk(Chunk):
         self._left = self._microbatches
         self._ran = False
         self._synchronise(False)
+
+    def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return super()._call(microbatch, value, extras)
+        with torch.inference_mode(False), torch.no_grad():  # whole parameters made here are written to in training, too
+            return super()._call(microbatch, value, extras)
 
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         self._left -= 1

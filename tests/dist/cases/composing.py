@@ -269,6 +269,8 @@ def sharded_stages(job: Job) -> None:
             stage = stages[own]
             pipe = pipeline(job, name, shard(stage), both.get_group("pipe"))
             for step in range(2):
+                with torch.inference_mode():
+                    pipe.step(*tokens(10 * step + replica), train=False)
                 pipe.step(*tokens(10 * step + replica))
                 pipe.step(*tokens(10 * step + replica), train=False)
             sharded = [isinstance(q.grad, DTensor) for q in stage.parameters()]
