@@ -16,7 +16,7 @@ Structure = tuple[Any, ...]
 
 
 _TENSOR: Structure = ("tensor",)
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # the types of tensors that are what lies in their memory
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that are what lies in their memory
 
 
 def flatten(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor]]:
@@ -41,7 +41,8 @@ def flatten_output(value: Any, *what: Any) -> tuple[Structure, list[torch.Tensor
 
 def _not_to_send(x: torch.Tensor) -> str:
     """What kind of tensor this is, where its shape and its elements are not all that it is; else empty."""
-    if hasattr(x, "device_mesh"):
+    known = type(x) in _PLAIN
+    if not known and hasattr(x, "device_mesh"):
         return "a DTensor; stages exchange whole tensors (`.full_tensor()`, `.to_local()`)"
     if x.is_nested:
         return (
@@ -51,19 +52,16 @@ def _not_to_send(x: torch.Tensor) -> str:
         return f"a tensor of layout {x.layout}; stages exchange dense ones (`.to_dense()`)"
     if x.is_quantized:
         return f"a quantized tensor ({x.dtype}); stages exchange plain ones (`.dequantize()`, `.int_repr()`)"
-    if type(x) in _PLAIN and x.untyped_storage().nbytes() < _end(x):
-        return "a tensor whose memory has been freed"
-    return ""
+    return "a tensor whose memory has been freed" if known and _is_freed(x) else ""
 
 
-def _end(x: torch.Tensor) -> int:
-    """Where in its storage the last of a tensor's bytes ends."""
-    if not x.numel():
-        return 0
-    last = x.numel() - 1
-    if not x.is_contiguous():
-        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return (int(x.storage_offset()) + last + 1) * x.element_size()
+def _is_freed(x: torch.Tensor) -> bool:
+    """Whether the storage ends before the last of the tensor's bytes, as that of parameters that have been sharded."""
+    offset, there = int(x.storage_offset()), x.untyped_storage().nbytes()
+    if x.is_contiguous():
+        return bool(x.nbytes) and there < offset * x.itemsize + x.nbytes
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return there < (offset + last + 1) * x.itemsize
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
