@@ -80,7 +80,8 @@ def test_more_microbatches_a_period_may_be_quicker(count: int, period: int) -> N
 
 
 def brute_force(few: Model, period: int, cap: int | None) -> bool:
-    """Whether any starts of one microbatch hold, one by one: each within two periods of what it needs."""
+    """Whether any starts of one microbatch hold, one by one. To wait longer than a period for its turn helps F alone,
+    as that keeps less in memory; two periods are enough under these caps."""
     order = sorted(range(len(few)), key=lambda row: (_depth(few, row), row))
 
     def place(n: int, start: list[int]) -> bool:
@@ -88,7 +89,7 @@ def brute_force(few: Model, period: int, cap: int | None) -> bool:
             return holds(Kernel(few, period, start), cap)
         row = order[n]
         soon = [start[a] + few.duration[a] + lag for a, lag in _needs(few, row)]
-        for at in range(max(soon, default=0), max(soon, default=0) + (2 * period if soon else 1)):
+        for at in range(max(soon, default=0), max(soon, default=0) + _longest(few, row, period)):
             meets = any(
                 few.rank[other] == few.rank[row]
                 and not (
@@ -102,6 +103,12 @@ def brute_force(few: Model, period: int, cap: int | None) -> bool:
         return False
 
     return place(0, [0] * len(few))
+
+
+def _longest(few: Model, row: int, period: int) -> int:
+    if not _needs(few, row):
+        return 1
+    return 2 * period if few.kind[row] == Kind.F else period
 
 
 def _needs(few: Model, row: int) -> list[tuple[int, int]]:

@@ -149,14 +149,11 @@ class Periods:
                 for row in range(first, last):
                     periods, i = divmod(row - first + 1, count)
                     yield f"(assert {after(first + i, row, periods)})"
-            forward, release = pairs[0][0], pairs[-1][0]
-            for i in range(count):
-                periods, other = divmod(i + depth, count)
-                yield f"(assert {after(forward + other, release + i, periods)})"
             for (first, last), (begin, _) in combinations(pairs, 2):
                 for row in range(first, last):
                     places = []
-                    for ahead in range(1, depth + 1):  # the last one before it is of the microbatch so many earlier
+                    # The last one before it is of the microbatch so many earlier: no more than may be under way.
+                    for ahead in range(1, depth + 1):
                         periods, i = divmod(row - first - ahead, count)
                         later, k = divmod(row - first - ahead + 1, count)
                         before = after(row, begin + i, -periods)
