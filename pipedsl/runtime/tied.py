@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -141,41 +141,53 @@ class Tied:
         return f"tied/{self._loads}/{rank}"
 
     def finish(self, watch: Watch) -> None:
-        """The step's gradients are complete here: exchange them, and add the earlier ones."""
+        """The step's gradients are complete here: exchange them, and add the earlier ones.
+
+        A parameter without a gradient on any rank keeps none, as in one process.
+        """
         for name in sorted(self._owners):
             parameter = self._own[name]
+            used = parameter.grad is not None
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if gradient.is_sparse:
                 raise ValueError(
                     f"the gradient of tied parameter {name!r} is sparse, which cannot be summed over ranks"
                 )
-            self._sum(name, local_part(gradient), watch)
+            found = self._sum(name, local_part(gradient), used, watch)
             earlier = self._earlier.pop(name)
-            parameter.grad = gradient if earlier is None else earlier.add_(gradient)
+            if used or found.item():  # what is used here needs no answer, which a GPU's host would wait for
+                parameter.grad = gradient if earlier is None else earlier.add_(gradient)
+            else:
+                parameter.grad = earlier
 
-    def _sum(self, name: str, gradient: torch.Tensor, watch: Watch) -> None:
-        """`gradient`, summed over the owners in place."""
+    def _sum(self, name: str, gradient: torch.Tensor, used: bool, watch: Watch) -> torch.Tensor:
+        """`gradient`, summed over the owners in place; whether any of them has one, as a tensor of one element."""
         me = self._wire.rank
         first, *others = self._owners[name]
         total = gradient.contiguous()
+        found = torch.full((1,), used, dtype=torch.uint8, device=total.device)
         for peer in others if me == first else [first]:
             watch.stop_if_failed()
             watch.position.note(f"summing the gradients of tied parameter {name!r}", peer)
             if me == first:
-                share = torch.empty_like(total)
-                self._pass(share, peer, receives=True)
+                share, there = torch.empty_like(total), torch.empty_like(found)
+                self._pass([share, there], peer, receives=True)
                 total += share
+                found |= there
             else:
-                self._pass(total, peer, receives=False)
+                self._pass([total, found], peer, receives=False)
         for peer in others if me == first else [first]:
             watch.position.note(f"spreading the gradient of tied parameter {name!r}", peer)
-            self._pass(total, peer, receives=me != first)
+            self._pass([total, found], peer, receives=me != first)
         if total is not gradient:
             gradient.copy_(total)
+        return found
 
-    def _pass(self, tensor: torch.Tensor, peer: int, *, receives: bool) -> None:
+    def _pass(self, tensors: Sequence[torch.Tensor], peer: int, *, receives: bool) -> None:
+        post = self._wire.irecv if receives else self._wire.isend
         try:
-            (self._wire.irecv if receives else self._wire.isend)(tensor, peer, TIED_TAG).wait()
+            for work in [post(tensor, peer, TIED_TAG) for tensor in tensors]:
+                work.wait()
         except Exception as error:
             raise ConnectionLost(str(error)) from error
 

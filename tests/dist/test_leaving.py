@@ -1,4 +1,4 @@
-"""Of ranks that share memory nothing is left when one is killed, and the others notice though a child of it lives on."""
+"""Nothing is left of ranks that share memory when one is killed; the others notice though a child of it lives on."""
 
 from __future__ import annotations
 

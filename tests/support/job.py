@@ -46,11 +46,12 @@ Case = Callable[[Job], None]
 
 
 def compare(pipe: Any, stages: Sequence[nn.Module], reference: Sequence[nn.Module], bound: float = 1e-5) -> None:
-    """The gradients of this rank's stages against the reference's."""
+    """The gradients of this rank's stages against the reference's, also which there are."""
     for ours, theirs in zip(stages, reference, strict=True):
         if any(ours is each for each in pipe.mine):
             expected = gradients(theirs)
             for name, gradient in gradients(ours).items():
+                assert (gradient is None) == (expected[name] is None), (name, gradient, expected[name])
                 assert difference(gradient, expected[name]) <= bound, (name, gradient, expected[name])
 
 

@@ -128,6 +128,55 @@ def tied_across_ranks(job: Job) -> None:
         assert torch.equal(copies[0], copies[P - 1])
 
 
+class Sharing(nn.Module):
+    """Uses its weight, which other stages may share, in the calls that it is told."""
+
+    def __init__(self, weight: nn.Parameter, *calls: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.weight = weight
+        self.at = calls
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x).tanh()
+        self.calls += 1
+        return functional.linear(y, self.weight) if self.calls - 1 in self.at else y
+
+
+@case
+def tied_and_not_used_everywhere(job: Job) -> None:
+    """Copies that no rank has used keep None, as one process's do; where one rank has, all get its gradient."""
+    always, later = tuple(range(3 * M)), tuple(range(M, 2 * M))
+    uses: dict[str, dict[int, tuple[int, ...]]] = {
+        "nowhere": {},
+        "by the first": {0: always},
+        "by the last": {P - 1: always},
+        "by the one between, later": {1: later},
+        "at first": {0: (0,), 1: (1,)},
+    }
+    for name in BOTH:
+        for kind, at in uses.items():
+            torch.manual_seed(17)
+            weight = nn.Parameter(torch.randn(4, 4))
+            reference: list[nn.Module] = [nn.Linear(4, 4) for _ in range(P)]
+            for stage in (0, 1, P - 1):
+                reference[stage] = Sharing(weight, *at.get(stage, ()))
+            stages = [copy.deepcopy(each) for each in reference]  # one by one: each has a copy of the weight
+            mine = stages[job.rank]
+            tied = {"weight": mine.weight} if isinstance(mine, Sharing) else None
+            pipe = replace(job, group=dist.new_group()).pipeline(name, stages, functional.mse_loss, tied=tied)
+            for step in range(3):
+                batch, targets = torch.randn(8, 4), torch.randn(8, 4)
+                pipe.step(batch, targets)
+                alone(reference, functional.mse_loss, batch.chunk(M), targets.chunk(M))
+                compare(pipe, stages, reference)
+                if step == 1 and kind == "at first":  # gradients of several steps add up, until they are cleared
+                    nn.ModuleList(stages).zero_grad()
+                    nn.ModuleList(reference).zero_grad()
+            assert (weight.grad is None) == (kind in ("nowhere", "at first"))
+
+
 @case
 def tied_copies_of_two_kinds(job: Job) -> None:
     compiled = job.compiled("whole")
