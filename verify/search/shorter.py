@@ -32,12 +32,14 @@ def shorter(problem: Problem, microbatches: int) -> Problem | None:
     return replace(problem, microbatches=microbatches, strands=strands)
 
 
-def short_model(model: Model) -> Model | None:
-    """A problem with three microbatches for every two ranks, None where that is not much shorter."""
+def short_models(model: Model) -> list[Model]:
+    """Problems that are much shorter: of three microbatches for every two ranks, and of twice as many.
+
+    The first is soon at its bound where there is memory enough, and then says nothing of how what is under way goes on.
+    """
     ranks, microbatches = model.problem.ranks, model.problem.microbatches
-    few = 3 * ranks // 2
-    found = shorter(model.problem, few) if 2 * few <= microbatches else None
-    return None if found is None else model_of(found)
+    found = [shorter(model.problem, few) for few in (3 * ranks // 2, 3 * ranks) if 2 * few <= microbatches]
+    return [model_of(problem) for problem in found if problem is not None]
 
 
 def good_manners(short: Model, goal: int, tries: int, seed: int, stop: float) -> tuple[list[Manner], int]:

@@ -26,7 +26,7 @@ from verify.search.modulo import Periods, few_microbatches
 from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.problem import Infeasible, Orders, Problem
 from verify.search.settle import settle
-from verify.search.shorter import good_manners, short_model
+from verify.search.shorter import good_manners, short_models
 from verify.search.spacing import Spacing
 from verify.search.squeeze import STEP, squeeze
 from verify.search.steady import Steady, place_weights, steady_states
@@ -255,11 +255,8 @@ def _tune(search: _Search, share: float) -> None:
         _settle(search, found.rows)
 
 
-def _tune_short(search: _Search, share: float) -> None:
+def _tune_short(search: _Search, short: Model, share: float) -> None:
     """Habits on fewer microbatches, and on all those that did well there."""
-    short = short_model(search.model)
-    if short is None:
-        return
     cost = (EACH + len(short)) / SCHEDULED
     low = lower_bound(short).value
     stop = search.stop if search.stop == float("inf") else (monotonic() + search.stop) / 2
@@ -309,8 +306,9 @@ def _rounds(search: _Search) -> None:
     steady: list[Steady] | None = None
     if len(search.model) > LARGE and not search.done and search.left > 0.01:
         _ride_waves(search)
-        if not search.done:
-            _tune_short(search, min(SHORT, search.budget.work / 12))
+        for short in short_models(search.model):
+            if not search.done:
+                _tune_short(search, short, min(SHORT, search.budget.work / 12))
     periods = True
     while not search.done and search.left > 0.01:
         before = search.work
