@@ -21,7 +21,7 @@ def test_have_three_microbatches_for_two_ranks_or_twice_as_many() -> None:
 
 
 def test_the_longer_one_finds_how_a_v_never_waits_at_the_memory_of_1f1b() -> None:
-    """Two chunks in a V, each rank with room for as many microbatches as there are ranks: ZB-V's is 3m, as published."""
+    """Two chunks in a V, each rank with room for as many microbatches as there are ranks: 3m, as published."""
     problem = vee(16, 128, EQUAL, 16, "span")
     whole = model_of(problem)
     _, short = short_models(whole)
