@@ -17,7 +17,7 @@ import torch
 
 from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
-from pipedsl.runtime.presence import Presence
+from pipedsl.runtime.presence import Announced, Marked, Presence
 from pipedsl.runtime.shared_memory import Link
 from pipedsl.runtime.tree import Layout, Structure, plain
 from pipedsl.runtime.watch import Watch
@@ -91,7 +91,8 @@ class Exchange:
         self._stopped = False
         self._train = True
         self._warm = False
-        self._presence = Presence(self._store, watch, ahead=wire.in_order)
+        readable = device.type == "cpu" and not wire.in_order  # what has been waited for is there
+        self._presence: Presence = Marked() if readable else Announced(self._store, watch)
         self.agreement = 0  # how often the layouts have been forgotten
         self.renewed = False  # since the last step
         self._tags = 0  # what is added to those of this step's messages
@@ -107,7 +108,7 @@ class Exchange:
         self._tags = step_tag(kind, span)
         self.renewed = False
         if train:
-            self._presence.begin(self.agreement, self._steps)
+            self._presence.begin(self.agreement)
         if not self._warm:
             self._warm_up(calls)
             self._warm = True
@@ -151,7 +152,7 @@ class Exchange:
         """The gradients of those outputs of `stage` that need one; None for what the next stage made no use of."""
         if stage + 1 in self._stages:
             return self._gradients.pop((stage, microbatch))
-        return self._presence.choose(stage, microbatch, self._received.pop((stage, microbatch)))
+        return self._presence.choose(stage, self._received.pop((stage, microbatch)))
 
     def give_output(
         self,
@@ -202,11 +203,11 @@ class Exchange:
             self._gradients[stage, microbatch] = gradients
             return
         tensors: Any = gradients
-        if not self._presence.tell(stage, microbatch, gradients):
+        if not self._presence.tell(stage, gradients):
             kinds = self._layouts[True, stage + 1].gradient_kinds
             tensors = [
-                torch.zeros(shape, dtype=dtype, device=self._device) if x is None else x
-                for x, (shape, dtype) in zip(gradients, kinds, strict=True)
+                self._presence.absent(*kind, self._device) if x is None else x
+                for x, kind in zip(gradients, kinds, strict=True)
             ]
         self._outgoing[True, stage, microbatch] = _plain(tensors)
 

@@ -1,15 +1,50 @@
-"""Gradients that there are none of, where a rank's Python may be ahead of its messages, as on NCCL."""
+"""Gradients that there are none of: how they are sent; and where a rank's Python may be ahead, as on NCCL."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from pipedsl.runtime.presence import Marked
 from tests.support import compiled
 from tests.unit.test_executor import mean_square, results, train
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_stands_for_none_is_known_when_it_arrives(dtype: torch.dtype) -> None:
+    presence = Marked()
+    for shape in [(), (1,), (3,), (2, 5), (64, 33)]:
+        sent = presence.absent(shape, dtype, CPU)
+        assert (sent.shape, sent.dtype) == (shape, dtype)
+        zeros = torch.zeros(shape, dtype=dtype)
+        assert [x is zeros for x in presence.choose(0, [zeros, sent.clone()])] == [True, False]
+        assert presence.choose(0, [sent]) == [None]
+    none = presence.absent((0, 3), dtype, CPU)
+    assert (none.shape, none.dtype) == ((0, 3), dtype)
+    assert presence.choose(0, [none])[0] is none  # there is nothing to mark; zeros of no elements change nothing
+    assert presence.tell(0, [zeros, zeros])
+    assert not presence.tell(0, [zeros, None])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_that_is_computed_stands_for_none(dtype: torch.dtype) -> None:
+    zero = torch.zeros(8, dtype=dtype)
+    mark = Marked().absent((8,), dtype, CPU)
+    assert mark.isnan().all()
+    others = [torch.full((mark.nbytes,), 255, dtype=torch.uint8).view(dtype)]
+    for place in (0, 7, 8, mark.nbytes - 1):  # all but one byte of it
+        others.append(mark.clone())
+        others[-1].view(torch.uint8)[place] ^= 1
+    others += [zero / zero, -(zero / zero), (zero + 1) / zero, -(zero + 1), zero + float("nan"), (zero - 1).sqrt()]
+    for x in [*others, *[each[:1].clone() for each in others[5:]]]:
+        assert Marked().choose(0, [x])[0] is x, x
 
 
 class Detached(nn.Module):
