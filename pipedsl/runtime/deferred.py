@@ -53,20 +53,28 @@ class _Use:
 
 
 class _Waiting(torch.autograd.Function):
-    """A module whose weight gradients wait. Its weights are no inputs, so that autograd knows nothing of them."""
+    """A module whose weight gradients wait. Its weights are no inputs, so that autograd knows nothing of them.
+
+    The anchor is one in their place: where gradients of other things alone are asked for, it gets none, nor do they.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor | None, use: _Use) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, use: _Use) -> torch.Tensor:
         ctx.save_for_backward(x, use.weight)
+        ctx.set_materialize_grads(False)
         ctx.use = use
         return use.rule.run(use.module, x, use.weight, use.bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
+        if gradient is None:
+            return None, None, None
         x, weight = ctx.saved_tensors
         use = ctx.use
-        waiting = use.deferral.waiting
-        if waiting is not None:  # else the module itself has asked for gradients, in its forward
+        deferral = use.deferral
+        waiting = deferral.waiting
+        # Else the module itself has asked for gradients: in its forward, or in a backward that I runs.
+        if waiting is not None and torch._C._will_engine_execute_node(deferral.anchored):
             waiting.append((use, gradient, x.detach(), _version(gradient), _version(x)))
         if not ctx.needs_input_grad[0]:
             return None, None, None
@@ -81,11 +89,14 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, use: _Use) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
         ctx.use = use
         return use.rule.run(use.module, x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None
         x, weight = ctx.saved_tensors
         rule, settings = ctx.use.rule, ctx.use.settings
         wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
@@ -105,21 +116,29 @@ class Deferral:
     """The modules of a stage whose weight gradients can wait.
 
     `waiting`: in I, what it has put aside so far. `inside`: how many forwards and backwards of the stage are running.
+    `anchored`: the node of autograd that runs where weights are to get gradients.
     """
 
     def __init__(self, stage: torch.nn.Module) -> None:
         self.stage = stage
-        with torch.inference_mode(False):
-            self._anchor = torch.empty(0, requires_grad=True)
+        self._drop_anchor(torch.device("cpu"))
         self._places: list[tuple[dict[str, Any], _Forward]] = []
         self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.waiting: list[Product] | None = None
         self.inside = 0
 
+    def _drop_anchor(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self._anchor = torch.empty(0, requires_grad=True, device=device)
+        self.anchored = get_gradient_edge(self._anchor).node
+
     def begin(self) -> None:
         """A training step begins: find the modules, which may be others than before, and forget what autocast made."""
         self._casts.clear()
+        first = next(self.stage.parameters(), None)
+        if first is not None and first.device != self._anchor.device:  # whose thread of autograd then need not wait
+            self._drop_anchor(first.device)
         self._without = [q for q in self.stage.parameters() if q.requires_grad and q.grad is None]
         self._places = [
             (vars(module), _Forward(self, module, rule))
@@ -172,7 +191,7 @@ class Deferral:
     def apply(self, use: _Use, x: torch.Tensor) -> Any:
         if self.waiting is not None:
             return _Again.apply(x, *use.parameters, use)  # type: ignore[no-untyped-call]
-        return _Waiting.apply(x, None if x.requires_grad else self._anchor, use)  # type: ignore[no-untyped-call]
+        return _Waiting.apply(x, self._anchor, use)  # type: ignore[no-untyped-call]
 
     def apply_cast(self, use: _Use, x: torch.Tensor) -> Any:
         """The same under autocast."""
@@ -182,7 +201,7 @@ class Deferral:
         if self.waiting is not None:
             return _Again.apply(x, weight.to(dtype), None if bias is None else bias.to(dtype), use)  # type: ignore[no-untyped-call]
         cast = replace(use, weight=self._cast(weight, dtype), bias=None if bias is None else self._cast(bias, dtype))
-        return _Waiting.apply(x, None if x.requires_grad else self._anchor, cast)  # type: ignore[no-untyped-call]
+        return _Waiting.apply(x, self._anchor, cast)  # type: ignore[no-untyped-call]
 
     def _cast(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
         found = self._casts.get(parameter)

@@ -730,3 +730,101 @@ def test_a_frozen_bias_under_a_checkpoint() -> None:
             return y
 
     compare(Once(), torch.randn(5, 4), waits=1)
+
+
+class Equilibrium(nn.Module):
+    """A fixed point, whose gradient a hook finds by iteration: many gradients of the input alone (Bai et al. 2019)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def step(self, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(0.3 * self.inner(z) + self.outer(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.step(x, x)
+        start = z.detach().requires_grad_()
+        again = self.step(start, x)
+
+        def solve(gradient: torch.Tensor) -> torch.Tensor:
+            found = gradient
+            for _ in range(5):
+                found = torch.autograd.grad(again, start, found, retain_graph=True)[0] + gradient
+            return found
+
+        z.register_hook(solve)
+        return z
+
+
+class _OfInput(torch.autograd.Function):
+    """What a module answers; its backward is of the input alone, or with `weights` of the weights as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: nn.Module, weights: bool) -> torch.Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.y = module(ctx.x)
+        ctx.weights = weights
+        y: torch.Tensor = ctx.y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if ctx.weights:
+            torch.autograd.backward(ctx.y, gradient)
+            return ctx.x.grad, None, None
+        return torch.autograd.grad(ctx.y, ctx.x, gradient)[0], None, None
+
+
+class Inside(nn.Module):
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.weights = weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.first(x) + _OfInput.apply(x, self.second, self.weights)
+        return y
+
+
+def test_gradients_that_a_backward_asks_for_of_other_things_are_not_those_of_weights() -> None:
+    x = torch.linspace(-1, 1, 18).view(3, 6)
+    compare(Equilibrium(), x, waits=2, bound=1e-6)
+    compare(Inside(weights=False), x, waits=1, bound=1e-6)
+    compare(Inside(weights=True), x, waits=2, bound=1e-6)
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+class Ended(nn.Module):
+    """A gradient that ends on its way, before a module."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.used, self.cut_off = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.checkpointed = checkpointed
+
+    def branch(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Nothing.apply(self.cut_off(x))
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = checkpoint(self.branch, x, use_reentrant=False) if self.checkpointed else self.branch(x)
+        y: torch.Tensor = self.used(x) + other
+        return y
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_gradient_that_ends_before_a_module_leaves_its_weights_without(checkpointed: bool) -> None:
+    module = compare(Ended(checkpointed), torch.linspace(-1, 1, 18).view(3, 6), waits=1)
+    assert isinstance(module, Ended)
+    assert module.cut_off.weight.grad is None
