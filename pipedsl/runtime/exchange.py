@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from pipedsl.runtime.chunk import Arrived
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
 from pipedsl.runtime.presence import Announced, Marked, Presence
-from pipedsl.runtime.shared_memory import Link
+from pipedsl.runtime.shared_memory import Link, NoMemory
 from pipedsl.runtime.tree import Layout, Structure, plain
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
@@ -65,6 +66,15 @@ class _Receive:
     error: Exception | None = None
 
 
+class _OtherWay(NamedTuple):
+    """A message that no shared memory could be had for. What it is made of must live until it has been taken."""
+
+    link: Link
+    number: int
+    tensors: Sequence[torch.Tensor]
+    works: Sequence[Any]
+
+
 class Exchange:
     """The inputs, gradients and messages of one rank. A key (stage, microbatch) names the stage that is to use it."""
 
@@ -85,6 +95,8 @@ class Exchange:
         self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
         self._sends: dict[int, tuple[_Handed, Sequence[Any]]] = {}
         self._linked_sends: dict[int, tuple[_Handed, int]] = {}
+        self._other_ways: list[_OtherWay] = []
+        self._warned = False
         self._receives: dict[int, _Receive] = {}
         self._late: dict[int, list[_Receive]] = {}
         self._lock = threading.Lock()
@@ -107,6 +119,8 @@ class Exchange:
         kind = 2 * train + self.renewed + 4 * self._steps + (0 if seed is None else 8 * (seed + 1))
         self._tags = step_tag(kind, span)
         self.renewed = False
+        if self._other_ways:
+            self._forget_other_ways()
         if train:
             self._presence.begin(self.agreement)
         if not self._warm:
@@ -319,7 +333,31 @@ class Exchange:
             number = link.send(handed.tensors, tag + self._tags)
         except ConnectionError as error:
             raise ConnectionLost(str(error)) from error
+        except NoMemory as error:
+            number = self._send_another_way(link, handed, call.peer, tag + self._tags, error)
         self._linked_sends[call.request] = handed.without_memory(), number
+
+    def _send_another_way(self, link: Link, handed: _Handed, peer: int, tag: int, error: NoMemory) -> int:
+        """By the process group, as copies, so that nobody waits longer than where there is memory; the number."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{error.strerror}; until there is, messages go by the process group", stacklevel=2)
+        self._forget_other_ways()
+        copies = [x.clone(memory_format=torch.contiguous_format) for x in handed.tensors]
+        works = self._begin(self._wire.isend, copies, peer, tag)
+        try:
+            number = link.send_elsewhere(tag)
+        except ConnectionError as lost:
+            raise ConnectionLost(str(lost)) from lost
+        self._other_ways.append(_OtherWay(link, number, copies, works))
+        return number
+
+    def _forget_other_ways(self) -> None:
+        """Let go of what has been taken."""
+        for way in self._other_ways:
+            if way.link.is_taken(way.number):
+                self._wait(way.works)
+        self._other_ways = [way for way in self._other_ways if not way.link.is_taken(way.number)]
 
     def _finish_send_linked(self, link: Link, request: int, what: str) -> None:
         handed, number = self._linked_sends.pop(request)
@@ -337,9 +375,11 @@ class Exchange:
                 link.arrive(tag + self._tags)  # where the sender has died, this says so
                 layout = self._await_layout(boundary)
             tensors = _room_for(layout, call.backward, self._device)
-            link.receive(tensors, tag + self._tags)
+            here = link.receive(tensors, tag + self._tags)
         except ConnectionError as error:
             raise ConnectionLost(str(error)) from error
+        if not here:
+            self._wait(self._begin(self._wire.irecv, tensors, call.peer, tag + self._tags))
         self._keep(call, layout, tensors)
 
     # ------------------------------------------------------------- layouts not known yet

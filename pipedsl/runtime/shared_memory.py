@@ -6,8 +6,9 @@ out, and by the way, with its own next notice, says how many it has taken. What 
 none can be read before the bytes that it tells of.
 
 Nobody waits here who would not wait on a process group. To send never blocks: where all slots are taken, more memory is
-made. The end of a send waits at most until the other rank has posted the receive, which is when a receive, too, says
-how many messages were taken, if the sender could need to know.
+made; where none can be had, a notice says that the message takes another way. The end of a send waits at most until the
+other rank has posted the receive, which is when a receive, too, says how many messages were taken, if the sender could
+need to know.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 _NOTICE = struct.Struct("<qqq")  # a message's tag or what else it is, bytes, and how many messages were taken
 _TAKEN = -1  # the notice of nothing but how many messages were taken
 _MEMORY = -2  # that of new memory, with its descriptor: messages from here on lie there, in slots of so many bytes
+_ELSEWHERE = -1  # in place of a message's bytes: it takes another way
 _NOTICES = 128  # that are read at once
 _BUFFER = 1 << 18  # bytes that a socket is asked to have for notices that wait to be read
 _PER_MESSAGE = 2 * 800  # of those, which the kernel counts for a message under way: a notice, and one of its memory
@@ -73,14 +75,18 @@ class _Memory:
         return self._address + number % self.slots * self.slot_bytes
 
 
+class NoMemory(OSError):
+    """The system gives no memory to send a message by."""
+
+
 class _Message(NamedTuple):
-    """One that has arrived. It lies in `memory`, which it keeps."""
+    """One that has arrived. It lies in `memory`, which it keeps; in None where it takes another way."""
 
     tag: int
     number: int
     size: int
     address: int
-    memory: _Memory
+    memory: _Memory | None
 
 
 class Link:
@@ -119,7 +125,10 @@ class Link:
     # ------------------------------------------------------------- sending
 
     def send(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
-        """Send tensors that are contiguous, as one message; its number. They may change from then on."""
+        """Send tensors that are contiguous, as one message; its number. They may change from then on.
+
+        NoMemory where there is none for it: then it is as if nobody had tried.
+        """
         size = 0
         for x in tensors:
             if not x.is_cpu:
@@ -140,9 +149,20 @@ class Link:
                 raise ValueError(f"a {type(x).__name__} that has no memory of its own cannot be sent")
             ctypes.memmove(address, source, length)
             address += length
+        return self._tell(tag, size)
+
+    def send_elsewhere(self, tag: int) -> int:
+        """Say that a message takes another way, in the order of those that are sent here; its number."""
+        return self._tell(tag, _ELSEWHERE)
+
+    def _tell(self, tag: int, size: int) -> int:
         self._notify(tag, size)
         self._sent += 1
         return self._sent
+
+    def is_taken(self, number: int) -> bool:
+        """Whether a message and those before it are known to have been taken."""
+        return number <= self._taken_there
 
     def finish_send(self, number: int) -> None:
         """Wait until a message and those before it take no more room than the sender may count on."""
@@ -162,7 +182,7 @@ class Link:
         """Other memory for this and later messages. What lies in the old one stays until it has been taken."""
         self._slot_bytes = max(self._slot_bytes, -(-max(size, 1) // _ALIGNED) * _ALIGNED)
         notice = _NOTICE.pack(_MEMORY, self._slot_bytes, self._taken)
-        with _naming(f"no {slots * self._slot_bytes} bytes of shared memory could be made"):
+        with _naming(f"no {slots * self._slot_bytes} bytes of shared memory could be made", NoMemory):
             descriptor = os.memfd_create("pipedsl")
             try:
                 # Now rather than at the first use, where a lack of memory would be a signal.
@@ -193,24 +213,29 @@ class Link:
         """Wait until a message has arrived, and leave it there."""
         self._find(tag)
 
-    def receive(self, tensors: Sequence[torch.Tensor], tag: int) -> None:
-        """Wait for a message, and take it, into these tensors. ValueError where it is none of theirs."""
+    def receive(self, tensors: Sequence[torch.Tensor], tag: int) -> bool:
+        """Wait for a message, and take it, into these tensors; False where it takes another way, and nothing is here.
+
+        ValueError where it is none of theirs.
+        """
         message = self._arrived.pop(self._find(tag))
-        size = sum([x.nbytes for x in tensors])
-        if message.size != size:
-            raise ValueError(f"a message of {message.size} bytes has come where one of {size} is to be received")
-        address = message.address
-        for x in tensors:
-            length = x.nbytes
-            ctypes.memmove(x.data_ptr(), address, length)
-            address += length
+        if message.memory is not None:
+            size = sum([x.nbytes for x in tensors])
+            if message.size != size:
+                raise ValueError(f"a message of {message.size} bytes has come where one of {size} is to be received")
+            address = message.address
+            for x in tensors:
+                length = x.nbytes
+                ctypes.memmove(x.data_ptr(), address, length)
+                address += length
         if message.number != self._taken:
             self._taken_early.add(message.number)
-            return
-        self._taken += 1
-        while self._taken_early and self._taken in self._taken_early:
-            self._taken_early.remove(self._taken)
+        else:
             self._taken += 1
+            while self._taken_early and self._taken in self._taken_early:
+                self._taken_early.remove(self._taken)
+                self._taken += 1
+        return message.memory is not None
 
     def _find(self, tag: int) -> int:
         """Where the message is among those that have arrived; of several with one tag the first."""
@@ -235,9 +260,8 @@ class Link:
             if what == _MEMORY:
                 self._take_memory(size, beside)
             elif what != _TAKEN:
-                memory = self._incoming
-                assert memory is not None
-                address = memory.slot(self._count - self._incoming_first)
+                memory = self._incoming if size != _ELSEWHERE else None
+                address = memory.slot(self._count - self._incoming_first) if memory is not None else 0
                 self._arrived.append(_Message(what, self._count, size, address, memory))
                 self._count += 1
         return True
@@ -283,7 +307,7 @@ class Link:
 
 
 @contextlib.contextmanager
-def _naming(what: str) -> Iterator[None]:
+def _naming(what: str, kind: type[OSError] = OSError) -> Iterator[None]:
     """Say of what the system refuses what it was for, which limit it may be, and what does without."""
     try:
         yield
@@ -292,7 +316,7 @@ def _naming(what: str) -> Iterator[None]:
     except OSError as error:
         limit = _LIMITS.get(error.errno or 0, "")
         way_out = "Pipeline(..., shared_memory=False), on every rank, does without"
-        raise OSError(error.errno, f"{what}: {error.strerror}{limit}; {way_out}") from error
+        raise kind(error.errno, f"{what}: {error.strerror}{limit}; {way_out}") from error
 
 
 def make_room(connection: socket.socket) -> int:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pipedsl.runtime import shared_memory
-from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, make_room
+from pipedsl.runtime.shared_memory import Link, NoMemory, Window, can_share_memory, make_room
 from tests.support.launch import ROOT
 
 pytestmark = pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
@@ -144,6 +144,24 @@ def test_only_what_lies_in_main_memory_is_sent(links: tuple[Link, Link]) -> None
         links[0].send([freed], 0)
 
 
+def test_what_goes_another_way_has_its_place_among_messages(links: tuple[Link, Link]) -> None:
+    """It is told of in order, counts as sent and as taken, and leaves what comes before and after it alone."""
+    here, there = links
+    sent = [torch.full((4,), float(tag)) for tag in range(12)]
+    elsewhere = {0, 1, 5, 6, 7, 10}
+    numbers = [here.send_elsewhere(tag) if tag in elsewhere else here.send([x], tag) for tag, x in enumerate(sent)]
+    assert numbers == list(range(1, 13))
+    for tag in [0, 2, 1, 4, 3, 11, 5, 10, 9, 8, 6, 7]:
+        there.expect()
+        tensor = torch.zeros(4)
+        assert there.receive([tensor], tag) == (tag not in elsewhere)
+        assert torch.equal(tensor, torch.zeros(4) if tag in elsewhere else sent[tag])
+        there.send([tensor], tag)
+        take(here, tensor, tag)
+        assert here.is_taken(5) == (tag not in (0, 2, 1, 4))
+        assert here.is_taken(numbers[-1]) == (tag == 7)
+
+
 def test_the_end_of_a_send_waits_for_its_receive_to_be_posted_at_most() -> None:
     """Three messages have room. A later one's send ends with its receive's call, and before it is taken."""
     here, there = pair(room=3)
@@ -223,7 +241,7 @@ def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, L
         with pytest.raises(OSError, match=taken + WAY_OUT):
             there.arrive(0)
         made = r"no 128 bytes of shared memory could be made: Too many open files \(`ulimit -n`\); "
-        with pytest.raises(OSError, match=made + WAY_OUT):
+        with pytest.raises(NoMemory, match=made + WAY_OUT):
             there.send([torch.tensor(1)], 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -237,7 +255,7 @@ def test_too_low_a_limit_of_files_sizes_is_named(links: tuple[Link, Link]) -> No
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         here.send([torch.zeros(100)], 0)
-        with pytest.raises(OSError, match=r"no 1664 bytes of .*: File too large \(`ulimit -f`\); " + WAY_OUT):
+        with pytest.raises(NoMemory, match=r"no 1664 bytes of .*: File too large \(`ulimit -f`\); " + WAY_OUT):
             here.send([torch.zeros(200)], 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -251,7 +269,7 @@ def test_memory_that_the_system_refuses_is_an_error(links: tuple[Link, Link], mo
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(
-        OSError, match="no 128 bytes of shared memory could be made: Operation not permitted; " + WAY_OUT
+        NoMemory, match="no 128 bytes of shared memory could be made: Operation not permitted; " + WAY_OUT
     ):
         links[0].send([torch.tensor(1)], 0)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import itertools
 import os
+import re
 import resource
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -117,6 +121,72 @@ def a_rank_that_has_too_many_files_open_at_the_start(job: Job) -> None:
     pipe.mine = [stages[job.rank]]
     train(job, pipe, stages)
     assert pipe._wire.links.keys() == (neighbours(job.rank) - {2} if job.rank != 2 else set())
+
+
+@contextlib.contextmanager
+def no_memory_at_times() -> Iterator[None]:
+    """Every other time it is asked for."""
+    make, asked = os.memfd_create, itertools.count()
+
+    def refuse(name: str) -> int:
+        if next(asked) % 2:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return make(name)
+
+    os.memfd_create = refuse
+    try:
+        yield
+    finally:
+        os.memfd_create = make
+
+
+@contextlib.contextmanager
+def no_large_files() -> Iterator[None]:
+    """Shared memory is one for the system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (63, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@case
+def shared_memory_that_runs_out_in_a_step(job: Job) -> None:
+    """What there is none for goes by the group, in order with what else is sent, and soon nothing is kept of it."""
+    short = {1: no_large_files, 2: no_memory_at_times}.get(job.rank, contextlib.nullcontext)
+    for name in BOTH:
+        stages = model()
+        reference = copy.deepcopy(stages)
+        pipe = job.pipeline(name, stages)
+        exchange = pipe._exchange
+        exchange._send_another_way = counted = Mock(wraps=exchange._send_another_way)
+        for step in range(5):
+            with (
+                short() if step in (1, 2) else contextlib.nullcontext(),
+                warnings.catch_warnings(record=True) as caught,
+            ):
+                warnings.simplefilter("always")
+                pipe.renew_shapes()  # so that memory is made anew
+                pipe.step(*tokens(step))
+            texts = [str(each.message) for each in caught]
+            if step == 1 and job.rank == 1:
+                assert len(texts) == 1
+                limit = r"File too large \(`ulimit -f`\)"
+                assert re.match(
+                    rf"no \d+ bytes of shared memory could be made: {limit}; .* by the process group", texts[0]
+                )
+            elif job.rank != 2:
+                assert texts == []
+            alone(reference, functional.cross_entropy, *(each.chunk(M) for each in tokens(step)))
+        compare(pipe, stages, reference)
+        assert exchange._other_ways == []
+        if job.rank in (0, 3):
+            counted.assert_not_called()
+        elif job.rank == 1:
+            assert counted.call_count == 2 * 2 * M  # all that it has sent in two steps
+        else:
+            assert 0 < counted.call_count < 2 * 2 * M
 
 
 class Returning(nn.Module):
