@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipedsl.runtime.plan import PipelineError, Plan, PlannedCall, read_calls
-from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, make_room
+from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, credentials, make_room
 from pipedsl.runtime.wire import Store
 
 _SLACK = 1  # messages that a sender may be ahead by, beyond what it has to be
@@ -29,7 +29,6 @@ _VERDICT_POLL = 0.001  # seconds between two looks for what another rank sets
 _ANSWER_IN = 5.0  # seconds for a connection, where more than can wait to be accepted do
 _BACKLOG = 1024  # connections that wait to be accepted
 _HELLO = struct.Struct("<q32s")  # the rank that connects, and the token of the one that it connects to
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all processes of a host
 
 
@@ -132,8 +131,8 @@ def _reach(offer: str, rank: int) -> socket.socket | None:
 
 def is_own(connection: socket.socket) -> bool:
     """Whether the other end belongs to a process of this one's user."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.getuid())
+    _, user, _ = credentials(connection)
+    return user == os.getuid()
 
 
 def window(sending: Sequence[PlannedCall], source: int, receiving: Sequence[PlannedCall], destination: int) -> Window:

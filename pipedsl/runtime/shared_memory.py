@@ -18,6 +18,7 @@ import ctypes
 import errno
 import mmap
 import os
+import select
 import socket
 import struct
 import time
@@ -37,6 +38,7 @@ _BUFFER = 1 << 18  # bytes that a socket is asked to have for notices that wait 
 _PER_MESSAGE = 2 * 800  # of those, which the kernel counts for a message under way: a notice, and one of its memory
 _ALIGNED = 64  # bytes, which slots are a multiple of
 _DESCRIPTOR = struct.Struct("i")  # beside a notice
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _LIMITS = {errno.EFBIG: " (`ulimit -f`)", errno.EMFILE: " (`ulimit -n`)", errno.ETOOMANYREFS: " (`ulimit -n`)"}
 _BESIDE = socket.CMSG_SPACE(_DESCRIPTOR.size) if hasattr(socket, "CMSG_SPACE") else 0  # bytes
 
@@ -90,7 +92,7 @@ class _Message(NamedTuple):
 
 
 class Link:
-    """One rank's end of what connects it with another rank of its host. `shut` is for any thread, the rest for one.
+    """One rank's end of what connects it with another rank of its host. For one thread, but where it says for any.
 
     `connection`: a stream socket. `sends`, `receives`: of both directions. `spin`: seconds that a wait keeps its
     processor before it sleeps. ConnectionError where the other end is gone.
@@ -120,6 +122,9 @@ class Link:
         self._expected = 0
         self._told = 0
         self._closing = weakref.finalize(self, connection.close)
+        self._process = _process_at(connection)
+        if self._process >= 0:
+            weakref.finalize(self, os.close, self._process)
         _links.add(self)
 
     # ------------------------------------------------------------- sending
@@ -291,6 +296,15 @@ class Link:
             finally:
                 os.close(descriptor)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other rank's process is known to have ended, though another may hold its sockets; any thread."""
+        if self._process < 0:
+            return False
+        waiting = select.poll()
+        waiting.register(self._process, select.POLLIN)
+        return bool(waiting.poll(0))
+
     def shut(self) -> None:
         """Make a wait for the other rank raise, now or when it begins; from any thread."""
         with contextlib.suppress(OSError):
@@ -317,6 +331,21 @@ def _naming(what: str, kind: type[OSError] = OSError) -> Iterator[None]:
         limit = _LIMITS.get(error.errno or 0, "")
         way_out = "Pipeline(..., shared_memory=False), on every rank, does without"
         raise kind(error.errno, f"{what}: {error.strerror}{limit}; {way_out}") from error
+
+
+def _process_at(connection: socket.socket) -> int:
+    """A descriptor of the process at the other end, readable once it has ended; -1 where the system has none for it."""
+    with contextlib.suppress(OSError, AttributeError):
+        process, _, _ = credentials(connection)
+        return os.pidfd_open(process)
+    return -1
+
+
+def credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the other end, as they were when it was connected."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, group = _CREDENTIALS.unpack(found)
+    return process, user, group
 
 
 def make_room(connection: socket.socket) -> int:

@@ -50,6 +50,11 @@ class Turns:
         over, lately = json.loads(store.get(key))
         return over, dict(map(tuple, lately))
 
+    def is_over(self, store: Store, rank: int) -> bool:
+        """Whether another rank has told that it is done with the turn that this one is in."""
+        over, theirs = self.told(store, rank)
+        return over and max(theirs) >= self._begun
+
     def parted(self, store: Store, others: Iterable[int]) -> str:
         """Which of these ranks did something else in one turn than this rank did, and what; empty where none did."""
         own = dict(self._lately.copy())

@@ -127,7 +127,7 @@ class Watch:
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
-                failure = self._compare_turns()
+                failure = self._compare_turns() or self._find_ended()
             if failure is not None:
                 self._bring_back(failure)
 
@@ -147,6 +147,22 @@ class Watch:
         with contextlib.suppress(Exception):
             parted = self._turns.parted(self._store, others)
         return self._declare(self._store, "parted", parted) if parted else None
+
+    def _find_ended(self) -> Report | None:
+        """A failure, where this rank stands still for one whose process has ended, and never came out of this turn.
+
+        Its sockets may be open all the same, in a process that it has forked. What happened is only known of ranks that
+        this one shares memory with.
+        """
+        position = self.position
+        at, peer = position.at, position.peer
+        together = at == self._turns.label  # something that all ranks take part in
+        for rank, link in self._wire.links.items():
+            if (together or (rank == peer and position.communicating)) and link.ended:
+                with contextlib.suppress(Exception):
+                    if not self._turns.is_over(self._store, rank):
+                        return self._declare(self._store, "lost", "its process has ended", rank)
+        return None
 
     def _bring_back(self, failure: Report) -> None:
         deadline = time.monotonic() + _GRACE
@@ -245,9 +261,14 @@ class Watch:
     def _report(self) -> Report:
         return {**self.position.report(), "turn": self._turns.label}
 
-    def _declare(self, store: Store, why: str, text: str) -> Report:
-        """Set the failure; the one that counts, which is another rank's where that was faster."""
+    def _declare(self, store: Store, why: str, text: str, peer: int | None = None) -> Report:
+        """Set the failure; the one that counts, which is another rank's where that was faster.
+
+        `peer`: which rank it is about, unless it is the one that this rank exchanges something with.
+        """
         own = self._own_failure(why, text)
+        if peer is not None:
+            own["peer"] = peer
         try:
             winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
         except Exception:

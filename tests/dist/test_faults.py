@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipedsl.post_mortem import read_states
+from pipedsl.runtime.shared_memory import can_share_memory
 from tests.support import compiled
 from tests.support.launch import Outcome, launch
 
@@ -134,6 +137,31 @@ def test_a_rank_that_died_in_a_reduction_is_named_with_its_line(tmp_path: Path) 
     assert f"rank 2 lost its connection to rank 1 at {where}" in outcomes[2].output
     for outcome in (outcomes[0], outcomes[2], outcomes[3]):
         assert "lost its connection to rank 1 at " in outcome.output
+
+
+@pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
+@pytest.mark.parametrize(
+    ("fault", "text", "where"),
+    [
+        ("kill with a child", compiled.CHIMERA, "comparing which gradients there are of `"),
+        ("kill at clipping with a child", compiled.ONE_F_ONE_B, "clipping the gradients: its process has ended"),
+    ],
+)
+def test_a_rank_that_died_is_named_though_a_child_of_it_holds_its_sockets(
+    fault: str, text: str, where: str, tmp_path: Path
+) -> None:
+    """Long before its time is up. So nothing is closed that the other one waits for."""
+    pipeline = compiled.compile_to(tmp_path / "x.py", text, p=2, m=1 if text == compiled.CHIMERA else 4)
+    first, second = launch(WORKER, 2, [str(pipeline), f"{fault}:1"], timeout=LIMIT)
+    (child,) = re.findall(r"^CHILD (\d+)$", second.output, re.MULTILINE)
+    try:
+        assert Path(f"/proc/{child}").exists()
+        assert second.returncode == -signal.SIGKILL
+        assert f"rank 0 lost its connection to rank 1 at {where}" in first.output, first.output
+        assert ": its process has ended\n" in first.output
+        assert "nothing happened for" not in first.output
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("way")

@@ -275,10 +275,15 @@ def test_memory_that_the_system_refuses_is_an_error(links: tuple[Link, Link], mo
 
 
 FORKING = """
-import os, signal, socket, sys, time
+import ctypes, os, signal, socket, sys, time
 from pipedsl.runtime.shared_memory import Link, Window
-link = Link(socket.socket(fileno=int(sys.argv[1])), Window(2, 0, 9), Window(2, 0, 9), 0.0)
-child = os.fork()
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(sys.argv[1])
+    listener.listen()
+    print(flush=True)
+    connection, _ = listener.accept()
+link = Link(connection, Window(2, 0, 9), Window(2, 0, 9), 0.0)
+child = os.fork() if sys.argv[2] == "by Python" else ctypes.CDLL(None).fork()
 if child == 0:
     time.sleep(600)
 print(child, flush=True)
@@ -287,21 +292,51 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_forked_process_does_not_keep_a_dead_ranks_end_open() -> None:
-    """As the workers of a data loader, which live on for a while."""
-    one, other = socket.socketpair()
-    link = Link(one, Window(2, 0, 9), Window(2, 0, 9), 0.0)
-    command = [sys.executable, "-c", FORKING, str(other.fileno())]
+def processes_watched() -> int:
+    """How many descriptors of processes this one has."""
+    gc.collect()
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that which lists the folder is gone
+            found += "pidfd" in os.readlink(path)
+    return found
+
+
+@pytest.mark.parametrize("forks", ["by Python", "by other means"])
+def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_path: Path) -> None:
+    """As the workers of a data loader, which live on for a while. Those that Python has forked let go of the socket."""
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "socket"), forks]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=[other.fileno()]) as process:
-        other.close()
+    watched = processes_watched()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
+        process.stdout.readline()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(tmp_path / "socket"))
+        link = Link(connection, Window(2, 0, 9), Window(2, 0, 9), 0.0)
         child = int(process.stdout.readline())
         try:
+            assert not link.ended
             link.send([torch.tensor(0)], 0)
             assert process.wait(LIMIT) == -signal.SIGKILL
-            with pytest.raises(ConnectionError):
-                link.arrive(0)
+            assert link.ended
+            if forks == "by Python":
+                with pytest.raises(ConnectionError):
+                    link.arrive(0)
+            else:
+                assert not link._read(wait=False)
             assert Path(f"/proc/{child}").exists()
         finally:
             os.kill(child, signal.SIGKILL)
+    assert processes_watched() == watched + 1
+    del link
+    assert processes_watched() == watched
+
+
+def test_a_system_that_tells_of_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or that has no descriptor left: all else works."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    here, there = pair()
+    here.send([torch.ones(3)], 0)
+    assert torch.equal(take(there, torch.ones(3), 0), torch.ones(3))
+    assert not here.ended

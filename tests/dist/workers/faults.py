@@ -17,7 +17,9 @@ from torch import nn
 from tests.support.worker import load, mlp, start
 
 PATIENT = 90.0  # seconds, where it is not time that runs out
-SUMS = {"kill in the sum": "finish", "kill in a reduction": "reduce"}  # of the gradients of copies, and what does it
+# In sums of the gradients of copies, and what does these; or in what all ranks do together.
+SUMS = {"kill in the sum": "finish", "kill in a reduction": "reduce", "kill with a child": "finish"}
+LEAVING_A_CHILD = ("kill with a child", "kill at clipping with a child")
 TIMED = ("late", "stop", "hang")
 
 
@@ -49,6 +51,14 @@ class Faulty(nn.Module):
             if self.fault == "shape":
                 return self.inner(x)[:, :3]
         return self.inner(x)
+
+
+def leave_a_child() -> None:
+    """As one that loads data: it has all of this process's sockets open. The test ends it."""
+    if (child := os.fork()) == 0:
+        time.sleep(600)
+        os._exit(0)
+    print("CHILD", child, flush=True)
 
 
 def patience(fault: str, make: Callable[[float], Any], m: int, group: dist.ProcessGroup) -> float:
@@ -100,8 +110,10 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
                     parameter.register_hook(lambda gradient: 1 / 0)
             if hit and fault in SUMS and step == 1:
                 setattr(compiled.Copies, SUMS[fault], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            if hit and fault in LEAVING_A_CHILD and step == 0:
+                leave_a_child()
             pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
-            if fault == "kill at clipping":
+            if fault.startswith("kill at clipping"):
                 store = dist.distributed_c10d._get_default_store()
                 store.set(f"stepped/{rank}", "")
                 if hit:  # when nobody is in a step any more
