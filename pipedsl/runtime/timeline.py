@@ -79,12 +79,18 @@ class Timeline:
 
 def gather_timeline(wire: Wire, store: Store, events: Sequence[Event], watch: Watch) -> Timeline:
     """The events of all ranks; every rank must call it. `store`: used for nothing else, and empty again afterwards."""
-    offset, error = clock_offset(wire, store, time.time, watch.stop_if_failed)
+
+    def wait_for(rank: int) -> None:
+        if watch.position.peer != rank:
+            watch.position.note(f"gathering the timeline of rank {rank}", rank)
+        watch.stop_if_failed()
+
+    offset, error = clock_offset(wire, store, time.time, wait_for)
     own = [each._replace(start=each.start + offset, end=each.end + offset) for each in events]
     store.set(f"events/{wire.rank}", json.dumps([error, own]))
     ranks, errors = [], []
     for rank in range(wire.size):
-        error, rows = json.loads(_answer(store, f"events/{rank}", watch.stop_if_failed))
+        error, rows = json.loads(_answer(store, f"events/{rank}", rank, wait_for))
         ranks.append(tuple(Event(*row) for row in rows))
         errors.append(error)
     if store.add("read", 1) == wire.size:
@@ -95,17 +101,17 @@ def gather_timeline(wire: Wire, store: Store, events: Sequence[Event], watch: Wa
 
 
 def clock_offset(
-    wire: Wire, store: Store, now: Callable[[], float], look_up: Callable[[], None]
+    wire: Wire, store: Store, now: Callable[[], float], wait_for: Callable[[int], None]
 ) -> tuple[float, float]:
     """What to add to this rank's `now()` for rank 0's, and by how much that may be wrong; every rank must call it.
 
     Rank 0 looked at its clock between two looks of this rank at its own, so the truth is not further from the middle
-    than half of what lay between them. `look_up` is called while it waits for another rank, and may raise.
+    than half of what lay between them. `wait_for` is called with a rank while that is waited for, and may raise.
     """
     if wire.rank == 0:
         for rank in range(1, wire.size):
             for turn in range(_EXCHANGES):
-                _answer(store, f"ask/{rank}/{turn}", look_up)
+                _answer(store, f"ask/{rank}/{turn}", rank, wait_for)
                 store.set(f"answer/{rank}/{turn}", repr(now()))
                 store.delete_key(f"ask/{rank}/{turn}")
         return 0.0, 0.0
@@ -113,7 +119,7 @@ def clock_offset(
     for turn in range(_EXCHANGES):
         before = now()
         store.set(f"ask/{wire.rank}/{turn}", "?")
-        answer = float(_answer(store, f"answer/{wire.rank}/{turn}", look_up))
+        answer = float(_answer(store, f"answer/{wire.rank}/{turn}", 0, wait_for))
         after = now()
         store.delete_key(f"answer/{wire.rank}/{turn}")
         found.append(((after - before) / 2, answer - (before + after) / 2))
@@ -121,14 +127,14 @@ def clock_offset(
     return offset, error
 
 
-def _answer(store: Store, key: str, look_up: Callable[[], None]) -> bytes:
-    """What another rank has set, or is about to. The store stays free for the watch, which a blocking `get` locks out.
+def _answer(store: Store, key: str, rank: int, wait_for: Callable[[int], None]) -> bytes:
+    """What a rank has set, or is about to. The store stays free for the watch, which a blocking `get` locks out.
 
     Answers come soon where both ranks are here, so the first looks follow one another at once.
     """
     looks = 0
     while not store.check([key]):
-        look_up()
+        wait_for(rank)
         looks += 1
         if looks > _AT_ONCE:
             time.sleep(_PAUSE)

@@ -50,6 +50,7 @@ class Watch:
         self._main_is_back = threading.Event()
         self._message = ""
         self._announced = False
+        self._all_together = False  # whether all ranks take part in what has begun, and not only their neighbours
         self._said = ""  # in one line, before there is a message
         self._known: Report | None = None  # the failure, before there is a decision
         self._answers: dict[int, Report] = {}
@@ -79,6 +80,7 @@ class Watch:
             raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
         self._main_is_back.clear()
         self.position.begin(what, step=bool(step))
+        self._all_together = not step
         self._turns.begin(f"step {self.position.steps} ({step})" if step else what)
         self._running.set()
         self._last_words.install()
@@ -155,10 +157,9 @@ class Watch:
         this one shares memory with.
         """
         position = self.position
-        at, peer = position.at, position.peer
-        together = at == self._turns.label  # something that all ranks take part in
+        peer = position.peer
         for rank, link in self._wire.links.items():
-            if (together or (rank == peer and position.communicating)) and link.ended:
+            if (self._all_together or (rank == peer and position.communicating)) and link.ended:
                 with contextlib.suppress(Exception):
                     if not self._turns.is_over(self._store, rank):
                         return self._declare(self._store, "lost", "its process has ended", rank)

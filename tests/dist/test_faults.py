@@ -164,6 +164,19 @@ def test_a_rank_that_died_is_named_though_a_child_of_it_holds_its_sockets(
         os.kill(int(child), signal.SIGKILL)
 
 
+@pytest.mark.skipif(not can_share_memory(), reason="NOT TESTED: shared memory, which this system has not")
+def test_a_rank_that_has_left_is_named_where_the_timeline_is_gathered(pipeline: Path) -> None:
+    """It is done with its step, as the others are. Rank 0, which waits for it, does not share memory with it."""
+    first, second, third = run(pipeline, "leave at the timeline", 2)
+    assert third.returncode == 0, third.output
+    assert "rank 1 lost its connection to rank 2 at gathering the timeline of rank 0: its process has" in second.output
+    for outcome in (first, second):
+        assert "rank 1 lost its connection to rank 2" in outcome.output, outcome.output
+        assert (
+            "rank 0, 1: gathering the timeline; rank 2: after step 1 (training), when it last said so" in outcome.output
+        )
+
+
 @pytest.mark.usefixtures("way")
 def test_a_stopped_rank_is_named(pipeline: Path) -> None:
     for outcome in run(pipeline, "stop", 1, survivors_only=True):

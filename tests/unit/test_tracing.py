@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ AHEAD = (0.0, 1000.0, -3.5, 0.25)  # seconds by which the clocks of the ranks ar
 
 def test_clocks_are_compared_as_exactly_as_is_said() -> None:
     def body(wire: Any) -> tuple[float, float]:
-        return clock_offset(wire, wire.store("clocks"), lambda: time.monotonic() + AHEAD[wire.rank], lambda: None)
+        return clock_offset(wire, wire.store("clocks"), lambda: time.monotonic() + AHEAD[wire.rank], lambda rank: None)
 
     for rank, (offset, error) in enumerate(results(run_ranks(Fabric(len(AHEAD)), body))):
         assert abs(offset + AHEAD[rank]) <= error + 1e-9
@@ -62,6 +63,31 @@ def test_every_rank_gets_the_timeline_of_all(trace: bool, tmp_path: Path) -> Non
     if trace:
         first, second = ranks[0]
         assert first.ranks[0][-1].end <= second.ranks[0][0].start
+
+
+def test_a_rank_that_does_not_call_it_is_named(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def body(pipe: Any, rank: int) -> None:
+        pipe.step(torch.zeros(6).long(), torch.zeros(6).long())
+        pipe._watch._timeout = 2.0  # nothing but the timeline is to run out of it
+        if rank == 0:
+            while not pipe._watch._turns.told(pipe._watch._own_store, 1)[0]:  # that its step is over
+                time.sleep(0.01)
+            try:
+                pipe.timeline()
+            finally:
+                over.set()
+        over.wait(60)
+
+    first, second = train(compiled.SPLIT, mlp(2), None, None, functional.cross_entropy, tmp_path, p=2, m=3, body=body)
+    assert second.error is None
+    said = str(first.error)
+    assert (
+        "nothing happened for 2 s: rank 0 stood at gathering the timeline of rank 1; what it waits for leads to" in said
+    )
+    assert "leads to rank 1, which does not answer" in said
+    assert "\n  rank 0: gathering the timeline; rank 1: after step 1 (training), when it last said so\n" in said
 
 
 def test_a_timeline_for_a_viewer() -> None:

@@ -113,6 +113,10 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
             if hit and fault in LEAVING_A_CHILD and step == 0:
                 leave_a_child()
             pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
+            if fault == "leave at the timeline":
+                if hit:
+                    sys.exit()
+                pipe.timeline()
             if fault.startswith("kill at clipping"):
                 store = dist.distributed_c10d._get_default_store()
                 store.set(f"stepped/{rank}", "")
