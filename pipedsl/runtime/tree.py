@@ -16,6 +16,7 @@ Structure = tuple[Any, ...]
 
 
 _TENSOR: Structure = ("tensor",)
+_CONSTANTS = (type(None), bool, int, str)  # no subclass, such as an enum's, which `repr` does not carry over
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # the types of tensors that are what lies in their memory
 
 
@@ -82,12 +83,12 @@ def _take_apart(value: Any, leaves: list[torch.Tensor], what: str) -> Structure:
     if isinstance(value, torch.Tensor):
         leaves.append(value)
         return _TENSOR
-    if value is None or isinstance(value, bool | int | str):
+    if type(value) in _CONSTANTS:
         return ("constant", value)
     if isinstance(value, float):
         return ("float", value.hex())  # exact, and equal to itself when it is not a number
     if isinstance(value, dict):
-        if not all(key is None or isinstance(key, bool | int | str) for key in value):
+        if not all(type(key) in _CONSTANTS for key in value):
             raise TypeError(f"{what} has a dict whose keys are not text or integers")
         return ("dict", tuple(value), tuple(_take_apart(item, leaves, what) for item in value.values()))
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum, StrEnum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +43,22 @@ def test_kinds_of_tensors_that_cannot_be_sent_are_named(
 ) -> None:
     with pytest.raises(TypeError, match=f"the output of stage 3 has {kind}"):
         flatten_output(among(make()), "the output of stage ", 3)
+
+
+class Mode(IntEnum):
+    FAST = 1
+
+
+class Name(StrEnum):
+    FIRST = "a"
+
+
+@pytest.mark.parametrize("value", [Mode.FAST, Name.FIRST, np.str_("a"), object()], ids=lambda x: type(x).__name__)
+def test_what_only_looks_like_a_number_or_text_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"has a {type(value).__name__}; stages exchange"):
+        flatten_output((torch.ones(2), value), "the output")
+    with pytest.raises(TypeError, match="has a dict whose keys are not text or integers"):
+        flatten_output({value: torch.ones(2)}, "the output")
 
 
 @pytest.mark.parametrize(

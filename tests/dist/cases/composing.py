@@ -416,7 +416,7 @@ def autocast(job: Job) -> None:
 
 @case
 def a_gradient_scaler(job: Job) -> None:
-    """All ranks skip the step in which one has an infinite gradient, and none the others."""
+    """All ranks skip the step in which one has an infinite gradient, and none the others; one may have no gradients."""
     both = mesh()
     own = both.get_local_rank("pipe")
     torch.manual_seed(6)
@@ -427,9 +427,11 @@ def a_gradient_scaler(job: Job) -> None:
     theirs = torch.optim.SGD(nn.ModuleList(expected).parameters(), lr=0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     scales = []
-    for step, broken in enumerate((None, 0, None, 1, None)):
+    for step, (broken, bare) in enumerate(((None, 2), (0, 2), (None, 2), (1, 2), (None, 2), (None, 0), (1, 0))):
         batch, targets = tokens(step)
         pipe.step(batch, targets, scale=scaler.get_scale())
+        if bare == own:
+            optimizer.zero_grad()
         if broken == own:
             next(stages[own].parameters()).grad.view(-1)[-1] = torch.nan
         pipe.unscale_(scaler, optimizer)
@@ -440,12 +442,30 @@ def a_gradient_scaler(job: Job) -> None:
         scales.append(scaler.get_scale())
         if broken is None:
             alone(expected, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+            if bare == 0:
+                expected[0].zero_grad()
             nn.utils.clip_grad_norm_(nn.ModuleList(expected).parameters(), 1.0)
             theirs.step()
             theirs.zero_grad()
-    assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8]
+    assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**8, 2.0**8, 2.0**9, 2.0**8]
     for ours, other in zip(stages[own].parameters(), expected[own].parameters(), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+@case
+def a_gradient_scaler_that_is_off(job: Job) -> None:
+    """What is infinite on one rank is left to it, as nothing is scaled and no step skipped."""
+    both = mesh()
+    own = both.get_local_rank("pipe")
+    torch.manual_seed(6)
+    stage = mlp(STAGES)[own]
+    pipe = pipeline(job, "whole", stage, both.get_group("pipe"))
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.5)
+    pipe.step(*tokens(0))
+    if own:
+        next(stage.parameters()).grad.fill_(torch.inf)
+    pipe.unscale_(torch.amp.GradScaler("cpu", enabled=False), optimizer)
+    assert all(q.grad.isfinite().all() for q in stage.parameters()) == (own == 0)
 
 
 @case
