@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pipedsl.runtime.checkpoint import stage_state
 from pipedsl.runtime.copies import _parameter_digest
 from tests.support import compiled
 from tests.support.compiled import (
@@ -192,6 +193,13 @@ class Sometimes(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.inner(x) * self.frozen
         return y + self.small(y) if float(x.abs().max()) < 1e-3 else y
+
+
+def test_a_stage_that_is_there_twice_is_saved_if_it_is_one_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert set(stage_state([model[0], model[0]], model, None)["model"]) == {"0.weight", "0.bias"}
+    with pytest.raises(ValueError, match="tensors that are none of the model's; cut the stages from its modules"):
+        stage_state([model[0], copy.deepcopy(model[0])], model, None)
 
 
 @pytest.mark.parametrize("text", [CHIMERA, CHIMERA_REDUCE])
