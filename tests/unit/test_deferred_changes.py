@@ -1,0 +1,211 @@
+"""I and W of stages whose modules are not what they seem, or change while they run."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from pipedsl.runtime import deferred
+from tests.support.splitting import two_steps
+
+
+@pytest.fixture(autouse=True)
+def everything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "WORTH_DEFERRING", 1)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Changes(nn.Module):
+    """Two modules with weights, around what its forward does to the first of them."""
+
+    def __init__(self, change: Callable[[nn.Linear], Any], *, before: Callable[[nn.Linear], Any] | None = None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.change = change
+        if before is not None:
+            before(self.first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.change(self.first)
+        return self.second(torch.tanh(self.first(x) if y is None else y(x)))
+
+
+def other_bias(linear: nn.Linear) -> Any:
+    bias = linear.bias * 2
+    return lambda x: torch.func.functional_call(linear, {"bias": bias}, (x,))
+
+
+def without_bias(linear: nn.Linear) -> None:
+    linear.bias = None  # type: ignore[assignment]
+
+
+def bias_as_buffer(linear: nn.Linear) -> None:
+    bias = linear.bias.detach() * 3
+    del linear.bias
+    linear.register_buffer("bias", bias)
+
+
+def bias_as_attribute(linear: nn.Linear) -> None:
+    bias = linear.bias.detach() * 3
+    del linear.bias
+    linear.bias = bias  # type: ignore[assignment]
+
+
+def frozen_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.requires_grad_(True)
+        return y + linear(x)
+
+    return run
+
+
+def frozen_bias_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.bias.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.bias.requires_grad_(True)
+        return y
+
+    return run
+
+
+def frozen_weight_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.weight.requires_grad_(False)
+        y: torch.Tensor = linear(x) * 2
+        linear.weight.requires_grad_(True)
+        return y + linear(x)
+
+    return run
+
+
+def doubled_bias(linear: nn.Linear) -> None:
+    parametrizations_of(linear, "bias")
+
+
+def parametrizations_of(linear: nn.Linear, name: str) -> None:
+    parametrize.register_parametrization(linear, name, Doubled())
+
+
+def pruned_bias(linear: nn.Linear) -> None:
+    prune.l1_unstructured(linear, "bias", amount=2)
+
+
+def nothing(linear: nn.Linear) -> None:
+    pass
+
+
+def hooked(linear: nn.Linear) -> None:
+    if not linear.weight._backward_hooks:
+        linear.weight.register_hook(lambda g: g * 3)
+
+
+def copied(linear: nn.Linear) -> Any:
+    other = copy.deepcopy(linear)
+    with torch.no_grad():
+        other.weight.mul_(2)
+    return lambda x: linear(x) + other(x)
+
+
+def pickled(linear: nn.Linear) -> Any:
+    other = pickle.loads(pickle.dumps(linear))
+    with torch.no_grad():
+        other.weight.mul_(2)
+    return lambda x: linear(x) + other(x)
+
+
+def patched(linear: nn.Linear) -> None:
+    if not getattr(linear, "is_patched", False):
+        linear.is_patched = True  # type: ignore[assignment]
+        inner = linear.forward
+        linear.forward = lambda x: inner(x) * 2  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[], nn.Module]] = {
+    "another bias for one call": lambda: Changes(other_bias),
+    "no bias any more": lambda: Changes(without_bias),
+    "a bias that is a buffer": lambda: Changes(nothing, before=bias_as_buffer),
+    "a bias that is an attribute": lambda: Changes(nothing, before=bias_as_attribute),
+    "a parametrized bias": lambda: Changes(nothing, before=doubled_bias),
+    "a pruned bias": lambda: Changes(nothing, before=pruned_bias),
+    "frozen for one use": lambda: Changes(frozen_for_once),
+    "a weight frozen for one use": lambda: Changes(frozen_weight_for_once),
+    "a bias frozen for one use": lambda: Changes(frozen_bias_for_once),
+    "a hook from the first forward on": lambda: Changes(hooked),
+    "a copy made in the forward": lambda: Changes(copied),
+    "a pickled copy": lambda: Changes(pickled),
+    "a forward replaced in the forward": lambda: Changes(patched),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_a_forward_changes_is_seen(kind: str) -> None:
+    two_steps(CHANGES[kind], torch.randn(5, 4))
+
+
+class Standardized(nn.Conv1d):
+    """A convolution whose weight is made of its parameter, as in weight standardization."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found: torch.Tensor = super()._conv_forward(input, (weight - weight.mean()) / weight.std(), bias)
+        return found
+
+
+class Dilated(nn.Module):
+    """One convolution with three dilations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x[..., :1] * 0
+        for dilation in (1, 2, 3):
+            self.convolution.dilation = (dilation,)
+            self.convolution.padding = (dilation,)
+            total = total + self.convolution(x)
+        return total
+
+
+class Positions(nn.Module):
+    """One row's embedding plus one that every row shares, whose gradient is a view of the first's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, 4), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.words(x) + self.places[None]
+        return y
+
+
+def larger_embedding() -> nn.Module:
+    module = nn.Embedding(4, 3)
+    module.weight = nn.Parameter(torch.randn(9, 3))
+    return module
+
+
+def test_what_is_not_torch_s_own_convolution() -> None:
+    two_steps(lambda: Standardized(2, 3, 3), torch.randn(2, 2, 8))
+    two_steps(Dilated, torch.randn(2, 2, 9))
+
+
+def test_a_gradient_that_lies_in_one_that_waits() -> None:
+    two_steps(Positions, torch.tensor([[1, 2, 2]]))
+
+
+def test_an_embedding_larger_than_it_says() -> None:
+    two_steps(larger_embedding, torch.tensor([8, 0, 8]))
