@@ -28,11 +28,21 @@ WAY_OUT = r"Pipeline\(\.\.\., shared_memory=False\), on every rank, does without
 LIMIT = 60.0  # seconds; nothing here takes more than a moment, but the machine may be busy
 
 
-def pair(room: int = 2, spin: float = 0.0) -> tuple[Link, Link]:
-    """Both ends, with room for so many messages each way."""
+def pair(room: int = 2, spin: float = 0.0, ahead: int = 0) -> tuple[Link, Link]:
+    """Both ends, with room for so many messages each way; `ahead` of them may have no receive when a later one has."""
     one, other = socket.socketpair()
-    window = Window(room, 0, 9)
+    window = Window(room, ahead, 9)
     return Link(one, window, window, spin), Link(other, window, window, spin)
+
+
+def descriptors_of(what: str) -> int:
+    """How many descriptors this process has of such things."""
+    gc.collect()
+    found = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that which lists the folder is gone
+            found += what in os.readlink(path)
+    return found
 
 
 @pytest.fixture
@@ -86,6 +96,59 @@ def test_a_slow_receiver_gets_everything(links: tuple[Link, Link]) -> None:
         there.send([sent[0]], tag)
         take(here, sent[0], tag)
     assert here.memory == memory
+
+
+def test_what_has_not_been_taken_is_not_written_over(links: tuple[Link, Link]) -> None:
+    """Where a later message has been taken, and the sender knows."""
+    here, there = links
+    for tag in range(2):
+        here.send([torch.tensor(tag)], tag)
+    assert int(take(there, torch.tensor(0), 1)) == 1
+    there.send([torch.tensor(9)], 9)
+    take(here, torch.tensor(0), 9)
+    here.send([torch.tensor(2)], 2)
+    assert [int(take(there, torch.tensor(0), tag)) for tag in (0, 2)] == [0, 2]
+
+
+def test_messages_one_way_use_the_same_memory_again(links: tuple[Link, Link]) -> None:
+    """Though the sender never waits, it looks at what has been taken before it makes more."""
+    here, there = links
+    x = torch.ones(10)
+    for tag in range(4):
+        here.send([x], tag)
+        take(there, x, tag)
+    memory = here.memory
+    for tag in range(4, 100):
+        here.send([x], tag)
+        take(there, x, tag)
+    assert here.memory == memory
+
+
+def test_memory_is_taken_from_the_system_before_it_is_used(
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is no longer used is given back."""
+    make, made = os.memfd_create, list[int]()
+
+    def note(name: str) -> int:
+        made.append(os.dup(descriptor := make(name)))
+        return descriptor
+
+    here, there = links
+    before = descriptors_of("memfd:pipedsl")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", note)
+        here.send([torch.ones(10_000)], 0)
+    found = os.fstat(made[0])
+    os.close(made[0])
+    assert found.st_size == here.memory == 80_000
+    assert found.st_blocks * 512 >= found.st_size
+    take(there, torch.ones(10_000), 0)
+    for tag in range(1, 6):
+        here.forget_sizes()
+        here.send([torch.ones(10)], tag)
+        take(there, torch.ones(10), tag)
+    assert descriptors_of("memfd:pipedsl") == before + 2  # what is mapped, by both ends
 
 
 @pytest.mark.parametrize("granted", [1 << 12, 1 << 14, 1 << 18])
@@ -183,15 +246,29 @@ def test_the_end_of_a_send_waits_for_its_receive_to_be_posted_at_most() -> None:
         there.receive([x], tag - 2)
 
 
+def test_the_end_of_a_send_does_not_wait_for_the_receive_of_an_earlier_message() -> None:
+    here, there = pair(room=3, ahead=1)
+    x = torch.tensor(0)
+    numbers = [here.send([x], tag) for tag in range(4)]
+    take(there, x, 0)
+    for _ in (2, 3):  # and none for 1
+        there.expect()
+    waits = threading.Thread(target=here.finish_send, args=(numbers[3],), daemon=True)
+    waits.start()
+    waits.join(LIMIT)
+    assert not waits.is_alive()
+
+
 def test_the_dead_are_noticed_and_what_they_sent_is_there(links: tuple[Link, Link]) -> None:
     here, there = links
-    there.send([torch.tensor(5)], 1)
+    for tag in range(6):  # more than can be taken without saying so
+        there.send([torch.tensor(tag)], tag)
     there._connection.close()
-    assert int(take(here, torch.tensor(0), 1)) == 5
+    assert [int(take(here, torch.tensor(0), tag)) for tag in range(6)] == list(range(6))
     with pytest.raises(ConnectionError):
-        take(here, torch.tensor(0), 2)
+        take(here, torch.tensor(0), 6)
     with pytest.raises(ConnectionError):
-        here.send([torch.tensor(0)], 3)
+        here.send([torch.tensor(0)], 7)
 
 
 def test_a_waiting_thread_can_be_called_back(links: tuple[Link, Link]) -> None:
@@ -292,22 +369,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def processes_watched() -> int:
-    """How many descriptors of processes this one has."""
-    gc.collect()
-    found = 0
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that which lists the folder is gone
-            found += "pidfd" in os.readlink(path)
-    return found
-
-
 @pytest.mark.parametrize("forks", ["by Python", "by other means"])
 def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_path: Path) -> None:
     """As the workers of a data loader, which live on for a while. Those that Python has forked let go of the socket."""
     command = [sys.executable, "-c", FORKING, str(tmp_path / "socket"), forks]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    watched = processes_watched()
+    watched = descriptors_of("pidfd")
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -328,9 +395,9 @@ def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_pat
             assert Path(f"/proc/{child}").exists()
         finally:
             os.kill(child, signal.SIGKILL)
-    assert processes_watched() == watched + 1
+    assert descriptors_of("pidfd") == watched + 1
     del link
-    assert processes_watched() == watched
+    assert descriptors_of("pidfd") == watched
 
 
 def test_a_system_that_tells_of_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
