@@ -140,8 +140,10 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Sp
         stuck = next(row for row in range(count) if waits[row])
         r = model.rank[stuck]
         raise Infeasible(r, 0, f"rank {r} cannot give back what it holds before it has to take more")
+    for row, time in spacing.starts:
+        head[row] = max(head[row], time)
     for row in order:
-        head[row] = max((head[x] + duration[x] + gap for x, gap in before[row]), default=0)
+        head[row] = max(head[row], max((head[x] + duration[x] + gap for x, gap in before[row]), default=0))
     for row, length in spacing.tails(model):
         tail[row] = max(tail[row], length)
     for row in reversed(order):

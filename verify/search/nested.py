@@ -15,12 +15,13 @@ from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Answer
 from verify.search.model import Model, model_of, run
 from verify.search.problem import Infeasible, Objective
+from verify.search.shave import shave
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
-WHOLE = 2  # so small a part of it is for the whole problem beside, and what is not used for questions
+WHOLE = 16  # so small a part of what is left is for a question about the whole problem
 STEPS = 8  # so small a part of the gap is the first step for the whole
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
@@ -55,8 +56,10 @@ def can_nest(model: Model) -> bool:
 def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
     """Ask about more and more microbatches up to half of them, then about all. Only where `can_nest`.
 
-    `share`: work for the former; for the latter what is left of it, and half as much. Raises `Infeasible`.
+    `share`: work for both; for the former half of it at most. Raises `Infeasible`.
     """
+    end = standing.work + share
+    share /= 2
     stop = standing.work + share
     vain = 0
     for count in range(1, standing.problem.microbatches // 2 + 1):
@@ -74,23 +77,35 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
         raise Infeasible(-1, 0, "no order keeps to the caps") from None
     value = max(map(sum, zip(found.head, standing.model.duration, found.tail, strict=True)))
     standing.raise_bound(value, f"few microbatches, with {standing.engine}")
-    _ask_whole(standing, stop + share / WHOLE)
+    _ask_whole(standing, nested.spacing, end)
 
 
-def _ask_whole(standing: Standing, stop: float) -> None:
+def _ask_whole(standing: Standing, spacing: Spacing, stop: float) -> None:
     """From the bottom up, as what is nearer to the optimum costs more. `stop`: at so much work in all."""
     step = (standing.value - standing.low) // STEPS
     while step > 0 and not standing.done and standing.rows is not None and standing.work < stop:
-        limit = min(standing.low + step, standing.value) - 1
-        found = ask(standing, standing.model, limit, (stop - standing.work) / 2)
-        standing.work += len(standing.model) / MADE
-        if found.answer is Answer.REFUTED:
-            by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
-            standing.raise_bound(limit + 1, f"refuted by {by}")
-            continue
-        if found.answer is Answer.FOUND and found.rows is not None:
-            standing.take(found.rows, found.by)
-        step //= 2
+        if not _decide(standing, spacing, min(standing.low + step, standing.value) - 1, stop - standing.work):
+            step //= 2
+
+
+def _decide(standing: Standing, spacing: Spacing, limit: int, work: float) -> bool:
+    """Whether a limit is refuted: the whole is asked about again each time that more is known of a few microbatches."""
+    try:
+        for known in shave(standing, spacing, limit, work / 2):
+            found = ask(standing, standing.model, limit, work / WHOLE, spacing=known)
+            standing.work += len(standing.model) / MADE
+            if found.answer is Answer.REFUTED:
+                # Windows are what they are because of what a solver refuted.
+                by = standing.engine if found.by == "windows" else found.by
+                standing.raise_bound(limit + 1, f"refuted by {by}")
+                return True
+            if found.answer is Answer.FOUND and found.rows is not None:
+                standing.take(found.rows, found.by)
+                return False
+    except Infeasible:
+        standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
+        return True
+    return False
 
 
 class _Question:

@@ -18,12 +18,16 @@ from verify.search.model import Model
 class Spacing:
     """`apart`: (k, time): F[i + k] of the first stage starts at least that after F[i] does, whatever i. `rest`: (n,
     time): so long it takes at least from the start of the last n F of the first stage to the end of everything.
+    `starts`: (x, time): row x starts no sooner. `ends`: (x, time): so long it takes at least from the end of row x.
 
-    Only for problems that are fully open in microbatch order; `rest` only for makespans. In the problem's units.
+    Only for problems that are fully open in microbatch order; `rest` and `ends` only for makespans. In the problem's
+    units.
     """
 
     apart: tuple[tuple[int, int], ...] = ()
     rest: tuple[tuple[int, int], ...] = ()
+    starts: tuple[tuple[int, int], ...] = ()
+    ends: tuple[tuple[int, int], ...] = ()
 
     def edges(self, model: Model) -> Iterator[tuple[int, int, int]]:
         """(x, y, gap): y starts at least gap after x ends."""
@@ -38,6 +42,7 @@ class Spacing:
         for n, time in self.rest:
             if n <= len(firsts):
                 yield firsts[-n], time - model.duration[firsts[-n]]
+        yield from self.ends
 
 
 def first_rows(model: Model) -> list[int]:

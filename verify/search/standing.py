@@ -55,6 +55,7 @@ def ask(
     extra: Sequence[tuple[int, int]] = (),
     end: int | None = None,
     seed: int | None = None,
+    spacing: Spacing | None = None,
 ) -> Decision:
     """`decide` of the engine, with what is known of microbatches in a row, in the time and work that are left.
 
@@ -65,8 +66,9 @@ def ask(
     if work < LEAST:
         return Decision(Answer.UNKNOWN, None, 0.0)
     seed = standing.seed if seed is None else seed
+    spacing = standing.spacing if spacing is None else spacing
     found = decider(standing.engine)(
-        model, limit, work=work, seconds=seconds, seed=seed, extra=extra, spacing=standing.spacing, end=end
+        model, limit, work=work, seconds=seconds, seed=seed, extra=extra, spacing=spacing, end=end
     )
     standing.work += found.work
     return found

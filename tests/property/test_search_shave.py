@@ -1,0 +1,138 @@
+"""What is shown of a limit a few microbatches at a time: no order within it breaks that, and more falls than by chains.
+
+Held against every order of small problems, against optima that were proved without it, and against orders of larger
+problems that were made otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from brute import interleavings
+
+from pipedsl.program import Costs
+from verify.search import Budget, Problem, lower_bound, make_problem, model_of, solve
+from verify.search.cpsat import decide
+from verify.search.engines import Engine
+from verify.search.exact import Answer
+from verify.search.model import Model, Run, fits, run
+from verify.search.problem import Infeasible
+from verify.search.shave import shave
+from verify.search.solve import _Search
+from verify.search.spacing import Spacing
+from verify.search.windows import narrow
+
+
+def uneven(seed: int, p: int, m: int) -> Problem:
+    """Costs for each stage, messages that take time, what W holds, a tight cap for each rank."""
+    draw = random.Random(seed)
+
+    def values(*options: int) -> tuple[Fraction, ...]:
+        return tuple(Fraction(draw.choice(options), 10) for _ in range(p))
+
+    forward, inputs, weights = values(6, 10, 17), values(8, 11, 20), values(5, 10, 14)
+    both = tuple(a + b for a, b in zip(inputs, weights, strict=True))
+    return make_problem(
+        placement=range(p),
+        microbatches=m,
+        costs=Costs(forward, both, inputs, weights, values(0, 1, 5)),
+        cap=[draw.choice((Fraction(3, 2), Fraction(2), Fraction(5, 2), Fraction(p))) for _ in range(p)],
+        held_by_w=draw.choice((Fraction(0), Fraction(1, 2), Fraction(1))),
+    )
+
+
+def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: float = 30) -> Spacing | None:
+    """All that is shown with questions about `few` microbatches; None where the limit is refuted."""
+    search = _Search(problem, Budget(2 * work, engine=engine), 0, None, None, None, None)
+    try:
+        return list(shave(search, Spacing(), limit, work, [few * len(search.model) // problem.microbatches]))[-1]
+    except Infeasible:
+        return None
+
+
+def inside(model: Model, found: Run, shown: Spacing | None, limit: int) -> bool:
+    """Whether an order within the limit is as what was shown of those says."""
+    if shown is None:
+        return False
+    ends = [start + time for start, time in zip(found.start, model.duration, strict=True)]
+    return all(found.start[row] >= time for row, time in shown.starts) and all(
+        ends[row] + time <= limit for row, time in shown.ends
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_order_within_the_limit_is_left(seed: int) -> None:
+    """By trying everything."""
+    problem = uneven(seed, 2, 3)
+    model = model_of(problem)
+    runs = [
+        ran
+        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
+        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
+    ]
+    least = min(ran.value for ran in runs)
+    for few, limit in product((1, 2), (least, least + 2, least + 9)):
+        shown = shaved(problem, limit, few)
+        assert all(inside(model, ran, shown, limit) for ran in runs if ran.value <= limit)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_limit_is_refuted_that_is_met(seed: int) -> None:
+    """Optima of problems so small that they are proved as a whole, and that CP-SAT agrees on."""
+    problem = uneven(seed, 3 + seed % 4 // 3, 5)
+    model = model_of(problem)
+    best = solve(problem, budget=Budget(20))
+    assert best.proof is not None
+    least = int(best.value / problem.time_unit)
+    assert decide(model, least - 1, work=20).answer is Answer.REFUTED
+    found = run(model, model.rows(best.orders))
+    assert found is not None
+    for few, limit in ((2, least), (3, least), (4, least), (3, least + 3)):
+        assert inside(model, found, shaved(problem, limit, few), limit)
+
+
+def test_more_is_refuted_than_by_chains() -> None:
+    """Of the limits right below an optimum that no window refutes, questions about a part of the microbatches refute
+    some, with either engine."""
+    engines: tuple[Engine, ...] = ("z3", "cpsat")
+    refuted = dict.fromkeys(engines, 0)
+    for seed in range(12):
+        problem = uneven(seed, 3, 5)
+        model = model_of(problem)
+        limit = int(solve(problem, budget=Budget(20)).value / problem.time_unit) - 1
+        try:
+            narrow(model, limit)
+        except Infeasible:
+            continue
+        for engine in engines:
+            refuted[engine] += shaved(problem, limit, 4, engine) is None
+    assert all(refuted.values()), refuted
+
+
+def test_strands_may_come_in_any_order() -> None:
+    """The same is shown of the same operations."""
+    problem = uneven(3, 3, 5)
+    turned = replace(problem, strands=tuple(strands[::-1] for strands in problem.strands))
+    limit = int(solve(problem, budget=Budget(20)).value / problem.time_unit)
+    shown, others = shaved(problem, limit, 3), shaved(turned, limit, 3)
+    assert shown is not None
+    assert others is not None
+    assert shown.ends
+    operations, those = model_of(problem).operations, model_of(turned).operations
+    for one, other in ((shown.starts, others.starts), (shown.ends, others.ends)):
+        assert {operations[row]: time for row, time in one} == {those[row]: time for row, time in other}
+
+
+@pytest.mark.parametrize("seed", [3, 9])
+def test_large_orders_are_left(seed: int) -> None:
+    """Orders that are longer than any bound says, found without what few microbatches show."""
+    problem = uneven(seed, 5, 12)
+    model = model_of(problem)
+    found = run(model, model.rows(solve(problem, budget=Budget(0.2)).orders))
+    assert found is not None
+    assert found.value > lower_bound(model).value
+    assert inside(model, found, shaved(problem, found.value, 5, work=2), found.value)
