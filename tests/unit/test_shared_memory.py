@@ -271,6 +271,28 @@ def test_the_dead_are_noticed_and_what_they_sent_is_there(links: tuple[Link, Lin
         here.send([torch.tensor(0)], 7)
 
 
+def test_a_wait_has_no_limit_of_its_own_and_does_not_keep_its_processor() -> None:
+    """Whatever limit the connection was made with."""
+    one, other = socket.socketpair()
+    one.settimeout(0.01)
+    link = Link(one, Window(2, 0, 9), Window(2, 0, 9), spin=1e-4)
+    spent: list[float] = []
+
+    def wait() -> None:
+        before = time.thread_time()
+        link.arrive(0)
+        spent.append(time.thread_time() - before)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    there = Link(other, Window(2, 0, 9), Window(2, 0, 9), 0.0)
+    there.send([torch.tensor(0)], 0)
+    thread.join(LIMIT)
+    assert spent[0] < 0.05
+
+
 def test_a_waiting_thread_can_be_called_back(links: tuple[Link, Link]) -> None:
     """The other rank, which may be waiting, too, for somebody else, is not told that this one has died."""
     here, there = links
@@ -293,12 +315,15 @@ def test_a_waiting_thread_can_be_called_back(links: tuple[Link, Link]) -> None:
     assert not there._read(wait=False)
 
 
-def test_a_link_that_is_abandoned_says_nothing(links: tuple[Link, Link]) -> None:
-    here, there = links
+def test_a_link_that_is_abandoned_says_nothing() -> None:
+    """Not even when it is gone, as long as its process lives on."""
+    here, there = pair()
     descriptor = here._connection.fileno()
     here.abandon()
     here.abandon()
     here.shut()
+    del here
+    gc.collect()
     assert not there._read(wait=False)
     os.close(descriptor)
 
