@@ -83,6 +83,11 @@ class Chunk:
         self._products: dict[int, list[Product]] = {}
         self._buffers: frozenset[int] = frozenset()
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a parameter that is to get a gradient."""
+        return any(q.requires_grad for q in self._module.parameters())
+
     def begin(self, train: bool = True) -> None:
         """Start a step, with backwards or without."""
         self._kept.clear()

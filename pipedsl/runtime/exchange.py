@@ -162,6 +162,11 @@ class Exchange:
             handed.check(f"the output of stage {self._names[stage - 1]} for microbatch {self._numbers[microbatch]}")
         return self._inputs.pop((stage, microbatch))
 
+    def takes_gradients(self, stage: int) -> bool:
+        """Whether a gradient of what goes to `stage` was asked for in training, as far as is known."""
+        layout = self._layouts.get((True, stage))
+        return layout is not None and any(layout.needs)
+
     def take_gradients(self, stage: int, microbatch: int) -> Sequence[torch.Tensor | None]:
         """The gradients of those outputs of `stage` that need one; None for what the next stage made no use of."""
         if stage + 1 in self._stages:

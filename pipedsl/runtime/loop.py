@@ -23,7 +23,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(slots=True)
 class Given:
-    """What one step is given, and what it makes: `results` and `marks`.
+    """What one step is given, and what it makes: `results` and `marks`; and whether some loss here `trains` anything.
 
     `parts`, `wanted`, `extras`: the batch, the targets and the extra inputs, by microbatch; `rows`, `target_rows`: of
     a microbatch. `seed`: what the backward of a microbatch's loss begins with. `draws`: the seed of random numbers.
@@ -40,6 +40,7 @@ class Given:
     draws: int | None = None
     results: list[Any] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    trains: bool = False
 
     def compare_rows(self, rows: int) -> None:
         """ValueError where targets are not for the batch's rows; a loss may broadcast them and say nothing."""
@@ -114,6 +115,13 @@ class Loop:
                 watch.stop_if_failed()
             position.at = call
             act()
+        whole = given.train and bool(given.wanted) and None not in given.results  # no part of them, as copies have
+        if whole and not given.trains and any(map(self._has_to_train, self._lasts)):
+            raise ValueError("no loss requires a gradient, though there is something to train; is there a `detach()`?")
+
+    def _has_to_train(self, stage: int) -> bool:
+        """Whether the stage, or one before it, has something to train."""
+        return self._chunks[stage].is_trained or self._exchange.takes_gradients(stage)
 
     def _prepare(self, call: PlannedCall) -> Callable[[], None]:
         if call.kind == "REDUCE":
@@ -176,6 +184,7 @@ class Loop:
             raise TypeError(f"loss_fn must return a tensor with one element, not {shape}")
         if loss.dim():
             loss = loss.reshape(())
+        given.trains |= loss.requires_grad
         value = given.results[microbatch] = loss.detach().clone()  # alone: torch may keep it in memory for more
         if not loss.requires_grad:
             self._seeds[microbatch] = []

@@ -193,8 +193,8 @@ class Watch:
         lost = isinstance(error, ConnectionLost)
         text = _in_short(error.__cause__ if lost and error.__cause__ else error)
         failure = self.failure
-        if failure is None and isinstance(error, dist.DistError):
-            failure = self._look(store)  # is it the store that is gone?
+        if failure is None and isinstance(error, dist.DistError | StoreSilent):
+            failure = self._look(store)  # is it the store that is gone, or silent?
         # At once, as there may be no time for more: torchrun ends the other ranks soon after one has died.
         known = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(known)

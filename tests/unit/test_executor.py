@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -297,6 +298,39 @@ def test_training_in_inference_mode_is_refused(tmp_path: Path) -> None:
 
     for rank in train(compiled.SPLIT, mlp(2), None, None, functional.cross_entropy, tmp_path, p=2, m=4, body=body):
         assert "inference_mode() leaves nothing to train with; call step outside of it" in str(rank.error)
+
+
+@pytest.mark.parametrize("frozen", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("detached", [3, 4])
+def test_losses_that_train_nothing_are_refused(frozen: tuple[int, ...], detached: int, tmp_path: Path) -> None:
+    """As one process does in its backward; but a part of them may, and all may where nothing is to be trained."""
+    calls = []
+
+    def loss_fn(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(y)
+        return functional.cross_entropy(y.detach() if len(calls) > 4 - detached else y, target)
+
+    stages = mlp(2)
+    for stage in frozen:
+        stages[stage].requires_grad_(False)
+    batch, targets = torch.zeros(8).long(), torch.zeros(8).long()
+    ranks = train(compiled.SPLIT, stages, batch, targets, loss_fn, tmp_path, p=2, m=4)
+    if detached == 4 and frozen != (0, 1):
+        assert "no loss requires a gradient, though there is something to train" in str(ranks[1].error)
+    else:
+        results(ranks)
+
+
+def test_a_store_that_is_silent_is_named_where_it_is_the_main_thread_that_asks(tmp_path: Path) -> None:
+    def body(pipe: Any, rank: int) -> None:
+        error = pipe.step.__globals__["StoreSilent"]("the ranks' store has not answered for 6 s")
+        silent = Mock(side_effect=error)
+        pipe._watch._own_store = Mock(check=silent, get=silent, compare_set=silent)
+        pipe._loop.run = silent
+        pipe.step(torch.zeros(8).long(), torch.zeros(8).long())
+
+    (rank,) = train(compiled.SPLIT, mlp(1), None, None, functional.cross_entropy, tmp_path, p=1, m=4, body=body)
+    assert ", which holds the ranks' store, does not answer; rank 0 stood at beginning a step" in str(rank.error)
 
 
 def test_nested_batches_and_targets(tmp_path: Path) -> None:
