@@ -112,13 +112,27 @@ def test_ranks_of_other_hosts_are_not_reached() -> None:
 
 
 @needs_links
+def test_whose_process_the_other_end_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert neighbours.is_own(one)
+        user = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: user + 1)
+        assert not neighbours.is_own(one)
+
+
+@needs_links
 def test_a_stranger_is_not_taken_for_a_rank() -> None:
-    """Who does not know what the store says, or says nothing: not even instead of a rank that comes later."""
+    """Who does not know what the store says, or says nothing: not even instead of a rank that comes later.
+
+    Nor one of the job's ranks that has nothing to send here.
+    """
     strangers = []
 
     def intrude(offers: list[str]) -> None:
-        name, *_ = json.loads(offers[0])
-        for said in (neighbours._HELLO.pack(1, b"?" * 32), b"", neighbours._HELLO.pack(1, b"?" * 32)[:5]):
+        name, token, *_ = json.loads(offers[0])
+        other = neighbours._HELLO.pack(3, token.encode())
+        for said in (other, neighbours._HELLO.pack(1, b"?" * 32), b"", neighbours._HELLO.pack(1, b"?" * 32)[:5]):
             strangers.append(socket.socket(socket.AF_UNIX))
             strangers[-1].connect(f"\0{name}")
             strangers[-1].send(said)
