@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 
 def names_within(whole: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> set[str]:
-    """What the parameters and buffers of `modules` are called in `whole`. ValueError where they are none of its."""
+    """What the parameters, buffers and extra states of `modules` are called in `whole`.
+
+    ValueError where some tensors are none of its.
+    """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
     tensors = itertools.chain(
         whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False)
@@ -20,7 +24,9 @@ def names_within(whole: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> 
         raise ValueError(
             "this rank's stages have tensors that are none of the model's; cut the stages from its modules"
         )
-    return set(found)
+    inside = {id(each) for module in modules for each in module.modules()}
+    parts = {name for name, each in whole.named_modules(remove_duplicate=False) if id(each) in inside}
+    return {*found, *(f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts)}
 
 
 def stage_state(
