@@ -235,8 +235,11 @@ def _check_outputs(output: str | None, certificate: str | None) -> None:
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise UsageError(f"{output}: -o and --certificate would write the same file")
     for path in paths:
-        if not Path(path).parent.is_dir():
-            raise UsageError(f"there is no folder {Path(path).parent} to write {Path(path).name} to")
+        given = Path(path)
+        leads = Path(os.path.realpath(given)) if given.is_symlink() and not given.exists() else given
+        if not leads.parent.is_dir():
+            link = "" if leads is given else f", where {given} leads"
+            raise UsageError(f"there is no folder {leads.parent} to write {leads.name} to{link}")
         check_writable(path)
 
 

@@ -134,7 +134,10 @@ def test_what_goes_not_together() -> None:
     assert "nothing is left open" in run("1f1b", "-D", "p=2", "-D", "m=2", status=1).output
     assert "no value" in run("zero_bubble", "-D", "p=2", status=2).output
     assert "no such file" in run("none.sched", status=2).output
-    assert "there is no folder" in run(*ASKED, "-o", "none/x.sched", status=2).output
+    assert "there is no folder none" in run(*ASKED, "-o", "none/x.sched", status=2).output
+    Path("link").symlink_to("nowhere/x.sched")
+    output = " ".join(run(*ASKED, "-o", "link", status=2).output.split())
+    assert f"there is no folder {Path.cwd() / 'nowhere'} to write x.sched to, where link leads" in output
     assert "has no parameter `x`" in run(*ASKED, "--sweep", "x=1..2", status=2).output
 
 
