@@ -162,7 +162,27 @@ def test_nobody_listens_any_longer_once_all_have_met() -> None:
         with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
             late.connect(f"\0{name}")
     del found
+    near = Neighbourhood(wanted=True)
+    names.append(json.loads(near.offer)[0])
+    near.close()
     assert not [name for name in names if name in Path("/proc/net/unix").read_text()]
+
+
+@needs_links
+@pytest.mark.parametrize(
+    ("processors", "with_agent", "spins"),
+    [(1, "", False), (2, "", True), (2, "3", False), (3, "3", True), (2, "1", True), (2, "?", True)],
+)
+def test_a_wait_keeps_its_processor_where_every_rank_of_the_host_has_one(
+    processors: int, with_agent: str, spins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this pipeline, and, where torchrun says how many there are, of others."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", with_agent)
+    monkeypatch.setattr(neighbours, "_processors", lambda: processors)
+    found = meet(chain(2), [True, True])
+    assert pairs(found) == {(0, 1), (1, 0)}
+    spent = {link._spin for links in found if isinstance(links, dict) for link in links.values()}
+    assert spent == {neighbours._SPIN if spins else 0.0}
 
 
 def ahead(messages: int) -> Plan:
