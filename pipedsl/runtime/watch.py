@@ -190,17 +190,19 @@ class Watch:
         """Turn what the main thread caught into the one error that all ranks raise."""
         self._main_is_back.set()
         store = self._own_store
-        lost = isinstance(error, ConnectionLost)
-        text = _in_short(error.__cause__ if lost and error.__cause__ else error)
+        known = isinstance(error, ConnectionLost)
+        text = _in_short(error.__cause__ if known and error.__cause__ else error)
+        # Or what a module or its replicas have exchanged with ranks of their own.
+        lost = known or (isinstance(error, Exception) and self._wire.lost(error))
         failure = self.failure
         if failure is None and isinstance(error, dist.DistError | StoreSilent):
             failure = self._look(store)  # is it the store that is gone, or silent?
         # At once, as there may be no time for more: torchrun ends the other ranks soon after one has died.
-        known = failure or self._own_failure("lost" if lost else "raised", text)
-        self._announce(known)
+        first = failure or self._own_failure("lost" if lost else "raised", text)
+        self._announce(first)
         if failure is None and lost:
             with contextlib.suppress(Exception):
-                store.compare_set("known", "", json.dumps(known))
+                store.compare_set("known", "", json.dumps(first))
             # The connection closed: the rank that closed it says why, unless it is dead.
             deadline = time.monotonic() + _GATHER
             while failure is None and time.monotonic() < deadline:
@@ -350,7 +352,7 @@ class Watch:
             lines.append(
                 f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
             )
-        lines.append(f"  this is rank {self._wire.rank}")
+        lines.append(f"  this is {self._wire.name}")
         return "\n".join(lines)
 
     def _turns_apart(self, store: Store, states: dict[int, Report], silent: list[int]) -> list[str]:

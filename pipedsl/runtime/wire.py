@@ -33,6 +33,7 @@ class ConnectionLost(RuntimeError):
 class Wire(Protocol):
     """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
 
+    `name`: what this rank is called where there may be others of its number, in words.
     `transport`: which of those that schedules are verified for this is, every edge warm; its own name if none.
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
     `store_host`: who holds the store, in words; `hosts_store`: this process does. `links`: what connects this rank
@@ -41,6 +42,7 @@ class Wire(Protocol):
 
     rank: int
     size: int
+    name: str
     transport: str
     in_order: bool
     linkable: bool
@@ -90,6 +92,8 @@ class TorchWire:
         if self.rank < 0:
             raise RuntimeError("this process is not in the process group that the Pipeline was given")
         self.size = dist.get_world_size(chosen)
+        among_all = dist.get_rank()
+        self.name = f"rank {self.rank}" + ("" if among_all == self.rank else f", global rank {among_all}")
         backend = backend_name(chosen, device)
         eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
         self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend

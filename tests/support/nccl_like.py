@@ -177,6 +177,7 @@ class Wire:
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric = fabric
         self.rank = rank
+        self.name = f"rank {rank}"
         self.size = fabric.ranks
         self.links: Mapping[int, Link] = {}
         self.transport = f"nccl-{fabric.mode}-warm"

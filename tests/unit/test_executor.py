@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support import compiled
-from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, run_ranks
+from tests.support.nccl_like import EAGER, LAZY, Fabric, Rank, Released, run_ranks
 from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp
 
 SCHEDULES = {"whole": compiled.ONE_F_ONE_B, "split": compiled.SPLIT}
@@ -331,6 +331,18 @@ def test_a_store_that_is_silent_is_named_where_it_is_the_main_thread_that_asks(t
 
     (rank,) = train(compiled.SPLIT, mlp(1), None, None, functional.cross_entropy, tmp_path, p=1, m=4, body=body)
     assert ", which holds the ranks' store, does not answer; rank 0 stood at beginning a step" in str(rank.error)
+
+
+def test_what_a_module_has_lost_is_no_fault_of_its_rank(tmp_path: Path) -> None:
+    """As where it, or its replicas, exchange something with ranks of their own."""
+
+    class Reaches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise Released("the other end is gone")
+
+    (rank,) = train(compiled.SPLIT, [Reaches()], torch.zeros(8), torch.zeros(8), mean_square, tmp_path, p=1, m=4)
+    said = "rank 0 lost its connection to another rank at F of stage 0, microbatch 0 (test.sched:4): Released: the"
+    assert said in str(rank.error)
 
 
 def test_nested_batches_and_targets(tmp_path: Path) -> None:

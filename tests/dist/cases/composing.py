@@ -468,6 +468,27 @@ def a_gradient_scaler_that_is_off(job: Job) -> None:
     assert all(q.grad.isfinite().all() for q in stage.parameters()) == (own == 0)
 
 
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("a fault made on purpose")
+
+
+@case
+def an_error_in_one_of_two_pipelines(job: Job) -> None:
+    """Its ranks say which of all they are; the other goes on."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    of_two, own = job.rank % 2, job.rank // 2
+    compiled = job.compiled("whole_2")
+    stage = Raises() if job.rank == 3 else mlp(STAGES)[own]
+    pipe = compiled.Pipeline(stage, functional.cross_entropy, process_group=groups[of_two], timeout=90)
+    if not of_two:
+        pipe.step(*tokens(0))
+        return
+    with pytest.raises(compiled.PipelineError, match="rank 1 failed at F of stage 1, microbatch 0") as found:
+        pipe.step(*tokens(0))
+    assert str(found.value).endswith(f"this is rank {own}, global rank {job.rank}")
+
+
 @case
 def a_static_graph(job: Job) -> None:
     both = mesh()
