@@ -72,10 +72,12 @@ class _Waiting(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         use = ctx.use
         deferral = use.deferral
-        waiting = deferral.waiting
-        # Else the module itself has asked for gradients: in its forward, or in a backward that I runs.
-        if waiting is not None and torch._C._will_engine_execute_node(deferral.anchored):
-            waiting.append((use, gradient, x.detach(), _version(gradient), _version(x)))
+        if torch._C._will_engine_execute_node(deferral.anchored):
+            product = (use, gradient, x.detach(), _version(gradient), _version(x))
+            if deferral.waiting is not None:
+                deferral.waiting.append(product)
+            else:  # the stage runs a backward of its own, in its forward
+                multiply([product])
         if not ctx.needs_input_grad[0]:
             return None, None, None
         if torch.is_grad_enabled():  # and wants to differentiate these again
@@ -288,6 +290,7 @@ def _can_wait(parameter: Any) -> bool:
     return (
         type(parameter) is torch.nn.Parameter
         and parameter.requires_grad
+        and not parameter.is_inference()  # torch says what is wrong with it
         and parameter.is_floating_point()
         and not parameter._backward_hooks
         and not parameter._post_accumulate_grad_hooks

@@ -287,6 +287,32 @@ def test_gradients_that_a_backward_asks_for_of_other_things_are_not_those_of_wei
     compare(Inside(weights=True), x, waits=2, bound=1e-6)
 
 
+class LocalLoss(nn.Module):
+    """Has a loss of its own, whose backward it runs in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.shared = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.shared(self.trunk(x))
+        self.head(self.shared(y.detach())).square().mean().backward()
+        return y
+
+
+def test_a_backward_in_a_forward_gives_weights_their_gradients() -> None:
+    x = torch.linspace(-1, 1, 18).view(3, 6)
+    two_steps(LocalLoss, x)
+    compare(LocalLoss(), x, waits=2, bound=1e-6)
+
+
+def test_of_weights_made_in_inference_mode_torch_says_what_is_wrong() -> None:
+    with torch.inference_mode():
+        linear = nn.Linear(6, 6)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        Split(linear).forward(torch.ones(3, 6))
+
+
 class _Nothing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
