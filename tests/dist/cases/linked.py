@@ -236,6 +236,33 @@ def tensors_that_hold_another_one(job: Job) -> None:
         compare(pipe, stages, reference)
 
 
+class Magnitudes(nn.Module):
+    """Takes complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x.real + 2 * x.imag)
+        return y.tanh()
+
+
+@case
+def complex_numbers(job: Job) -> None:
+    """Which backends know nothing of: outputs and gradients."""
+    for shared in (True, False):
+        torch.manual_seed(18)
+        stages = mlp(P)
+        stages[1], stages[2] = Returning(lambda x: torch.complex(x, x.sin())), Magnitudes()
+        reference = copy.deepcopy(stages)
+        pipe = job.pipeline("whole", stages, shared_memory=shared)
+        batch, targets = tokens(0)
+        pipe.step(batch, targets)
+        alone(reference, functional.cross_entropy, batch.chunk(M), targets.chunk(M))
+        compare(pipe, stages, reference)
+
+
 def refused(job: Job, shared: bool) -> None:
     whole = init_device_mesh("cpu", (P,))
     stages = model()
