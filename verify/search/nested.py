@@ -21,7 +21,9 @@ from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
-WHOLE = 16  # so small a part of what is left is for a question about the whole problem
+FIRST = 2  # so small a part of a turn is for few microbatches alone
+SHAVING = 3  # so small a part of the work that is left goes to one limit for a few microbatches at a time
+WHOLE = 6  # so small a part of that goes to the whole problem each time
 STEPS = 8  # so small a part of the gap is the first step for the whole
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
@@ -56,10 +58,10 @@ def can_nest(model: Model) -> bool:
 def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
     """Ask about more and more microbatches up to half of them, then about all. Only where `can_nest`.
 
-    `share`: work for both; for the former half of it at most. Raises `Infeasible`.
+    `share`: work, of which a part is for the former; for the latter what is left of it, and half as much. Raises
+    `Infeasible`.
     """
-    end = standing.work + share
-    share /= 2
+    end, share = standing.work + 3 * share / 2, share / FIRST
     stop = standing.work + share
     vain = 0
     for count in range(1, standing.problem.microbatches // 2 + 1):
@@ -81,31 +83,49 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
 
 
 def _ask_whole(standing: Standing, spacing: Spacing, stop: float) -> None:
-    """From the bottom up, as what is nearer to the optimum costs more. `stop`: at so much work in all."""
+    """From the bottom up, as what is nearer to the optimum costs more. `stop`: at so much work in all.
+
+    The whole is asked about again each time that more is known of a few microbatches, and at last with half of what is
+    left of the work.
+    """
     step = (standing.value - standing.low) // STEPS
+    leads_on = True
     while step > 0 and not standing.done and standing.rows is not None and standing.work < stop:
-        if not _decide(standing, spacing, min(standing.low + step, standing.value) - 1, stop - standing.work):
+        limit = min(standing.low + step, standing.value) - 1
+        part = (stop - standing.work) / SHAVING if leads_on else 0.0
+        end = standing.work + part
+        answer, known = _ask_with_few(standing, spacing, limit, part)
+        if answer is Answer.UNKNOWN:
+            leads_on = standing.work >= end
+            answer = _ask_all(standing, known, limit, (stop - standing.work) / 2)
+        if answer is not Answer.REFUTED:
             step //= 2
 
 
-def _decide(standing: Standing, spacing: Spacing, limit: int, work: float) -> bool:
-    """Whether a limit is refuted: the whole is asked about again each time that more is known of a few microbatches."""
+def _ask_with_few(standing: Standing, spacing: Spacing, limit: int, work: float) -> tuple[Answer, Spacing]:
+    """And what is known at last of orders within the limit."""
+    known = spacing
     try:
-        for known in shave(standing, spacing, limit, work / 2):
-            found = ask(standing, standing.model, limit, work / WHOLE, spacing=known)
-            standing.work += len(standing.model) / MADE
-            if found.answer is Answer.REFUTED:
-                # Windows are what they are because of what a solver refuted.
-                by = standing.engine if found.by == "windows" else found.by
-                standing.raise_bound(limit + 1, f"refuted by {by}")
-                return True
-            if found.answer is Answer.FOUND and found.rows is not None:
-                standing.take(found.rows, found.by)
-                return False
+        for known in shave(standing, spacing, limit, work):
+            answer = _ask_all(standing, known, limit, work / WHOLE)
+            if answer is not Answer.UNKNOWN:
+                return answer, known
     except Infeasible:
         standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
-        return True
-    return False
+        return Answer.REFUTED, known
+    return Answer.UNKNOWN, known
+
+
+def _ask_all(standing: Standing, known: Spacing, limit: int, work: float) -> Answer:
+    """About all microbatches."""
+    found = ask(standing, standing.model, limit, work, spacing=known)
+    standing.work += len(standing.model) / MADE
+    if found.answer is Answer.REFUTED:
+        by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
+        standing.raise_bound(limit + 1, f"refuted by {by}")
+    elif found.answer is Answer.FOUND and found.rows is not None:
+        standing.take(found.rows, found.by)
+    return found.answer
 
 
 class _Question:

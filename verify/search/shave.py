@@ -24,17 +24,18 @@ from verify.search.windows import Window, narrow
 SIZES = (190, 240, 310)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
 QUESTION = 1.0  # work for one question
 PART = 3  # so small a part of a window is the first that is tried, and of that the next
+ENOUGH = 10  # so small a part of all windows must be cut off for larger questions to be worth their work
 PARTS = 3  # how many sizes of parts are tried
 
 
 def shave(
     standing: Standing, spacing: Spacing, limit: int, work: float, sizes: Sequence[int] = SIZES
 ) -> Iterator[Spacing]:
-    """What is known of orders within the limit, more each time. Raises `Infeasible` where there are none.
+    """What is known of orders within the limit, more each time, as long as that leads on.
 
-    Only where `can_nest` of `nested` holds: for makespans, where orders are fully open and no operation is an instant.
-    `spacing`: what is known of all orders. `work`: about how much, with what is done between two answers. `sizes`:
-    about how many operations a question is about, one after the other.
+    Raises `Infeasible` where there are none. Only where `can_nest` of `nested` holds: for makespans, where orders are
+    fully open and no operation is an instant. `spacing`: what is known of all orders. `work`: about how much, with what
+    is done between two answers. `sizes`: about how many operations a question is about, one after the other.
     """
     found = _Shaving(standing, spacing, limit, standing.work + work)
     yield spacing
@@ -44,11 +45,14 @@ def shave(
         short = shorter(model.problem, size)
         assert short is not None  # `can_nest`
         few = model_of(short)
+        before = found.width
         for early in (True, False):
             if found.done:
                 return
             found.sweep(few, early)
             yield found.spacing
+        if found.width * ENOUGH > before * (ENOUGH - 1):
+            return
 
 
 class _Shaving:
@@ -62,6 +66,12 @@ class _Shaving:
     @property
     def done(self) -> bool:
         return self.standing.work >= self.stop or self.standing.left < LEAST
+
+    @property
+    def width(self) -> int:
+        """Of all windows of F of the first stage."""
+        window = self.window
+        return sum(window.latest[row] - window.earliest[row] for row in first_rows(self.standing.model))
 
     def sweep(self, few: Model, early: bool) -> None:
         """Once from left to right, or back. Raises `Infeasible`."""
