@@ -17,7 +17,7 @@ from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps
-from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt
+from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
 from pipedsl.simulate import simulate
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
@@ -40,6 +40,14 @@ ROUNDS = 8
 """How often the caps are made smaller to make room for buffers that a search does not know."""
 
 NO_ROOM = "with the buffers of its messages no order was found that keeps to the caps"
+
+
+class NoRoom(NothingFound):
+    """None of the orders found has room for all buffers. `needed`: what the least of them holds on any rank."""
+
+    def __init__(self, message: str, needed: Fraction, interrupted: bool) -> None:
+        super().__init__(message)
+        self.needed, self.interrupted = needed, interrupted
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +129,11 @@ def job_of(task: Task, budget: Budget, seed: int, label: str = "") -> Job:
     return Job(task.problem, budget, seed, constant_part(task.program), label)
 
 
+def may_lack_room(task: Task) -> bool:
+    """Whether an order that keeps to the caps may not do so with all buffers of its messages."""
+    return any(task.program.memory.output) and any(cap is not None for cap in task.caps)
+
+
 def is_too_small(task: Task) -> bool:
     """Whether some rank's cap is less than what it holds all the time."""
     left = activation_caps(task.program, task.caps)
@@ -139,8 +152,9 @@ def answer_of(
     """The result, through the ordinary verifier.
 
     Of the buffers of messages a search knows those that F sends from. Where the others make an order too large, it is
-    asked again with caps that leave room for them, and then from that order on for one between; the bound stays that of
-    the caps themselves. Raises NothingFound where that fails.
+    asked again with caps that leave room for them, each time with the budget and half of the time that is left, and
+    then from that order on for one between; the bound stays that of the caps themselves. Raises NoRoom where that
+    fails.
     """
     solution, caps, first = outcome.solution, task.caps, task
     assert solution is not None
@@ -161,18 +175,20 @@ def answer_of(
         less = (max(min(o, task.problem.size_unit), o / 2) for o in over)
         task = task.with_caps(tuple(None if c is None else c - o for c, o in zip(task.caps, less, strict=True)))
         again = None
-        if not is_too_small(task) and not stopped:
-            ended = replace(effort, jobs=1).run([job_of(task, effort.budget, outcome.seed)])[0]
+        if not is_too_small(task) and not stopped and not effort.over:
+            half = replace(effort.ending(1 / 2), jobs=1)
+            ended = half.run([job_of(task, effort.budget, outcome.seed)])[0]
             again, stopped = ended.solution, ended.interrupted
         if again is None:
             break
         solution = again
-    wanting = (fitting is None or fitting.value > bound.value) and not stopped
+    wanting = (fitting is None or fitting.value > bound.value) and not stopped and not effort.over
     if wanting and problem.operations <= MOST_OPERATIONS:
-        task, fitting = first, _between(first, fitting, bound, effort.budget.part(AGAIN), outcome.seed)
+        budget = within(replace(effort.budget, work=effort.budget.work * AGAIN), effort.until)
+        task, fitting = first, _between(first, fitting, bound, budget, outcome.seed)
         stopped = fitting is not None and ended_by_interrupt(fitting)
     if fitting is None:
-        raise NothingFound(f"{'interrupted: ' if stopped else ''}{_no_room(program, needed)}")
+        raise NoRoom(f"{'interrupted: ' if stopped else ''}{_no_room(program, needed)}", min(needed), stopped)
     if fitting is not bound:
         solution = fitting
         program = program_of(task, solution.orders, caps)

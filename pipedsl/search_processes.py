@@ -1,8 +1,8 @@
 """Pieces of work in processes of their own. One that is killed takes none of the others with it.
 
 `concurrent.futures` gives up all that its processes do where one of them dies, as the system kills what takes too much
-memory. Here each piece has a process, a lost one is tried once more while no other runs, and Ctrl-C in this process
-alone reaches all of them.
+memory. Here each piece has a process, a lost one is tried once more, and Ctrl-C in this process alone reaches all of
+them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     started: float
-    alone: bool
+    retried: bool
 
 
 @dataclass
@@ -56,18 +56,19 @@ def in_processes(
     work: Callable[[Item], Value],
     items: Sequence[Item],
     most: int,
-    again: Callable[[Item, float], Item | None],
+    again: Callable[[int, float, bool], Item | None],
     done: Callable[[int, Value], None],
 ) -> list[Ended[Value]]:
     """What became of each item, in their order; at most so many processes at once. `done` is told of each value.
 
-    `again`: what to try in place of an item whose process was lost after so many seconds, once all others have ended;
-    None where it is not to be tried. After Ctrl-C what runs is interrupted and has `GRACE` to answer, and nothing more
-    is begun. Raises what a piece of work raises, and ends the others.
+    `again`: what to try in place of the item of this number, whose process was lost after so many seconds: asked then,
+    for one that is tried at once, and where that is None once more when all others have ended, for one that is tried
+    alone (`True`); None where it is not to be tried. After Ctrl-C what runs is interrupted and has `GRACE` to answer,
+    and nothing more is begun. Raises what a piece of work raises, and ends the others.
     """
     found: dict[int, Ended[Value]] = {}
     waiting = list(enumerate(items))
-    retries: list[tuple[int, Item]] = []
+    missing: list[tuple[int, float]] = []  # lost, and after how many seconds
     running: dict[Connection, _Worker] = {}
     limit: float | None = None
     with _counted_interrupts() as interrupts:
@@ -79,9 +80,12 @@ def in_processes(
                         _interrupt(worker)
                 if limit is None:
                     while waiting and len(running) < most:
-                        _start(running, work, *waiting.pop(0), alone=False)
-                    if retries and not running:
-                        _start(running, work, *retries.pop(0), alone=True)
+                        _start(running, work, *waiting.pop(0), retried=False)
+                    while missing and not running:
+                        number, after = missing.pop(0)
+                        other = again(number, after, True)
+                        if other is not None:
+                            _start(running, work, number, other, retried=True)
                 if not running or interrupts.pressed > 1 or (limit is not None and monotonic() >= limit):
                     break
                 awaited: list[Connection | int] = [*running, *([] if interrupts.pressed else [interrupts.wake])]
@@ -96,10 +100,13 @@ def in_processes(
                             done(worker.number, ended.value)
                         except KeyboardInterrupt:
                             interrupts.pressed += 1
-                    elif ended.lost and not worker.alone and limit is None:
-                        other = again(items[worker.number], monotonic() - worker.started)
-                        if other is not None:
-                            retries.append((worker.number, other))
+                    elif ended.lost and not worker.retried and limit is None:
+                        after = monotonic() - worker.started
+                        other = again(worker.number, after, False)
+                        if other is None:
+                            missing.append((worker.number, after))
+                        else:
+                            _start(running, work, worker.number, other, retried=True)
         finally:
             for worker in running.values():
                 worker.process.kill()
@@ -136,7 +143,7 @@ def _counted_interrupts() -> Iterator[_Interrupts]:
 
 
 def _start(
-    running: dict[Connection, _Worker], work: Callable[[Any], object], number: int, item: object, *, alone: bool
+    running: dict[Connection, _Worker], work: Callable[[Any], object], number: int, item: object, *, retried: bool
 ) -> None:
     # `spawn`: a search may have threads of z3 by now, which a fork would not survive.
     context = get_context("spawn")
@@ -150,7 +157,7 @@ def _start(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
-    running[ours] = _Worker(number, process, ours, monotonic(), alone)
+    running[ours] = _Worker(number, process, ours, monotonic(), retried)
 
 
 def _interrupt(worker: _Worker) -> None:

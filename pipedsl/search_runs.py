@@ -22,6 +22,9 @@ FOR_MEMORY = 1 / 30
 MEMORY_WORK = 0.25
 """As much at least, but for a quarter of a small budget."""
 
+ROOM = 1 / 4
+"""Of a timeout, where messages take memory under a cap: for orders that have room for them."""
+
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 
 
@@ -34,7 +37,7 @@ class Job:
     """One search. `label`: what to call it where there are several.
 
     `fixed`: what each rank holds all the time. `start` and `known` as `solve` takes them: orders to begin from, and an
-    answer under wider caps.
+    answer under wider caps. `until`: the moment of `monotonic` at which it ends, whatever its budget.
     """
 
     problem: Problem
@@ -44,6 +47,7 @@ class Job:
     label: str = ""
     start: Orders | None = None
     known: Solution | None = None
+    until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class News:
 class Effort:
     """How to search: the budget of each job, and where the jobs run, are kept and tell how they stand.
 
-    `asked`: the options of the command that ask for it, where it is not the usual.
+    `asked`: the options of the command that ask for it, where it is not the usual. `until`: as of `Job`, for all.
     """
 
     budget: Budget
@@ -91,13 +95,31 @@ class Effort:
     cache: Path | None = None
     progress: Callable[[News], None] | None = None
     asked: tuple[str, ...] = ()
+    until: float | None = None
 
     def part(self, share: float) -> Effort:
         """The same with a part of the budget."""
         return replace(self, budget=self.budget.part(share))
 
+    def sooner(self, share: float) -> Effort:
+        """The same with a part of the time, where that is limited."""
+        seconds = self.budget.seconds
+        return replace(self, budget=replace(self.budget, seconds=None if seconds is None else seconds * share))
+
+    def ending(self, share: float) -> Effort:
+        """The same, to end when this part of the time that is left has passed."""
+        if self.until is None:
+            return self
+        now = monotonic()
+        return replace(self, until=now + max(0.0, self.until - now) * share)
+
+    @property
+    def over(self) -> bool:
+        return self.until is not None and monotonic() >= self.until
+
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return run_jobs(jobs, self.jobs, self.cache, self.progress)
+        timed = [replace(job, until=self.until) for job in jobs]
+        return run_jobs(timed, self.jobs, self.cache, self.progress)
 
 
 def effort_of(
@@ -165,8 +187,9 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         if progress is not None:
             progress(News(step.by, step.value, step.bound, monotonic() - started, job.label))
 
-    share = max(FOR_MEMORY, min(0.25, MEMORY_WORK / job.budget.work)) if job.budget.work else FOR_MEMORY
-    first, rest = job.budget.part(1 - share), job.budget.part(share)
+    budget = within(job.budget, job.until)
+    share = max(FOR_MEMORY, min(0.25, MEMORY_WORK / budget.work)) if budget.work else FOR_MEMORY
+    first, rest = budget.part(1 - share), budget.part(share)
     try:
         solution = solve(
             job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known
@@ -184,12 +207,20 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
     if ended_by_interrupt(solution):
         return Outcome(job.seed, solution, elapsed=monotonic() - started, interrupted=True)
-    if job.budget.seconds is not None:
-        rest = replace(rest, seconds=started + job.budget.seconds - monotonic())
+    if budget.seconds is not None:
+        rest = replace(rest, seconds=started + budget.seconds - monotonic())
     lean = leaner(solution, job.fixed, rest, job.seed)
     return Outcome(
         job.seed, lean.solution, least=lean.least, elapsed=monotonic() - started, interrupted=lean.interrupted
     )
+
+
+def within(budget: Budget, until: float | None) -> Budget:
+    """The budget with no more seconds than there are until that moment."""
+    if until is None:
+        return budget
+    left = max(0.0, until - monotonic())
+    return replace(budget, seconds=left if budget.seconds is None else min(left, budget.seconds))
 
 
 def ended_by_interrupt(solution: Solution) -> bool:
@@ -206,22 +237,42 @@ def _one_by_one(jobs: Sequence[Job], progress: Callable[[News], None] | None) ->
 
 def _in_processes(jobs: Sequence[Job], processes: int, progress: Callable[[News], None] | None) -> list[Outcome]:
     started = monotonic()
+    known: dict[int, Outcome] = {}
 
     def tell(number: int, outcome: Outcome) -> None:
+        known[number] = outcome
         if progress is not None and outcome.solution is not None:
             found, elapsed = outcome.solution, monotonic() - started
             progress(News("process", found.value, found.bound, elapsed, jobs[number].label))
 
+    def again(number: int, elapsed: float, alone: bool) -> Job | None:
+        job = jobs[number]
+        same = [outcome for other, outcome in known.items() if jobs[other].problem == job.problem]
+        return None if _decided(same) else _again(job, elapsed, alone)
+
     found = []
-    for job, ended in zip(jobs, in_processes(run_job, jobs, processes, _again, tell), strict=True):
+    for job, ended in zip(jobs, in_processes(run_job, jobs, processes, again, tell), strict=True):
         lost = Outcome(job.seed, interrupted=not ended.lost, lost=ended.lost)
         found.append(lost if ended.value is None else ended.value)
     return found
 
 
-def _again(job: Job, elapsed: float) -> Job | None:
-    """The job with what is left of its time; None where that is nothing."""
-    if job.budget.seconds is None:
-        return job
-    seconds = job.budget.seconds - elapsed
-    return replace(job, budget=replace(job.budget, seconds=seconds)) if seconds > 0 else None
+def _decided(outcomes: Sequence[Outcome]) -> bool:
+    """Whether searches of one problem have shown, together, that nothing is better than the best of them."""
+    solutions = [each.solution for each in outcomes if each.solution is not None]
+    bound = max((each.bound for each in solutions), default=None)
+    proved = bound is not None and min(each.value for each in solutions) <= bound
+    return proved or any(each.refused for each in outcomes)
+
+
+def _again(job: Job, elapsed: float, alone: bool) -> Job | None:
+    """What to try in place of a job whose process was lost; None where that is nothing.
+
+    With a limit of time it is what is left of it, at once, for when the others end it is over; without one, alone,
+    when all memory is there for it.
+    """
+    seconds = job.budget.seconds
+    if seconds is None:
+        return job if alone else None
+    left = within(replace(job.budget, seconds=seconds - elapsed), job.until)
+    return replace(job, budget=left) if not alone and left.seconds is not None and left.seconds > 0 else None

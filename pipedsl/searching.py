@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Limits
 from pipedsl.found_text import exact
-from pipedsl.search_answer import SearchResult, answer_of, is_too_small, job_of
+from pipedsl.search_answer import NoRoom, SearchResult, answer_of, is_too_small, job_of, may_lack_room
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import Effort, News, Outcome, better_bound, effort_of
+from pipedsl.search_runs import ROOM, Effort, News, Outcome, better_bound, effort_of
 from pipedsl.smallest_cap import refusal
 from pipedsl.syntax import Schedule
 from verify.search.engines import Engine
-from verify.search.solve import NothingFound
+from verify.search.solve import NothingFound, Solution
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
@@ -54,12 +56,14 @@ def search(
     Raises DiagnosticError for what is no search problem, with PD602 where no order keeps to the caps; `NothingFound`
     where time or budget ended before there was any order.
     """
+    until = None if timeout is None else monotonic() + timeout
     found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
     possible = [task for task in found if not is_too_small(task)]
-    effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
-    share = effort.part(1 / max(1, len(possible))) if jobs == 1 else effort
+    effort = replace(effort_of(budget, timeout, seed, jobs, cache, progress, engine), until=until)
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
-    outcomes = share.run([job_of(t, share.budget, each, t.placement or "") for t in possible for each in seeds])
+    share = effort.part(1 / max(1, ceil(len(possible) * len(seeds) / jobs)))
+    first = share.sooner(1 - ROOM) if any(map(may_lack_room, possible)) else share
+    outcomes = first.run([job_of(t, first.budget, each, t.placement or "") for t in possible for each in seeds])
     of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     if all(each.refused for each in of_task):
         raise refusal(schedule, found).error
@@ -73,18 +77,35 @@ def best_of(
     transports: Sequence[str] | None,
     profile: Profile | None,
 ) -> SearchResult:
-    """The best answer among several placements. Raises NothingFound where there is none."""
+    """The best answer among several placements, with room for all buffers. Raises NothingFound where there is none.
+
+    An answer is no better than what was found before buffers were counted, so the placements are gone through from
+    there, until none can be better than what fits.
+    """
     solved = [(task, each, each.solution) for task, each in found if each.solution is not None]
     if not solved:
         lost = next((each.lost for _, each in found if each.lost), "")
         raise NothingFound(f"the search ended before it found an order{lost and f': {lost}'}")
-    task, best, solution = min(solved, key=lambda each: each[2].value)
-    try:
-        answer = answer_of(schedule, task, best, effort, transports, profile)
-    except KeyboardInterrupt:
-        told = f"{task.problem.objective.value} {exact(solution.value)} was found"
-        again = "" if effort.cache is None or best.interrupted else "; the same command finds it again at once"
-        raise NothingFound(f"interrupted while the answer was verified: {told}, and is lost{again}") from None
+    answer: SearchResult | None = None
+    roomless: list[NoRoom] = []
+    for at, (task, outcome, solution) in enumerate(sorted(solved, key=lambda each: each[2].value)):
+        if answer is not None and (answer.interrupted or solution.value >= answer.value):
+            break
+        part = effort.ending(1 / (len(solved) - at))
+        try:
+            other = answer_of(schedule, task, outcome, part, transports, profile)
+        except NoRoom as error:
+            roomless.append(error)
+            if error.interrupted:
+                break
+        except KeyboardInterrupt:
+            if answer is None:
+                raise NothingFound(_lost_on_the_way(task, outcome, solution, effort)) from None
+            answer = replace(answer, interrupted=True)
+        else:
+            answer = other if answer is None or other.value < answer.value else answer
+    if answer is None:
+        raise min(roomless, key=lambda each: each.needed)
     if len(found) == 1:
         return answer
     # One that has neither an order nor a refusal may be better than all.
@@ -93,8 +114,13 @@ def best_of(
     answer = replace(answer, least=False)  # as good an order of another placement may hold less
     if bound >= answer.bound:
         return answer
-    proof = answer.proof if answer.value <= bound else None
-    return replace(answer, bound=bound, proof=proof, argument="the lowest of all placements")
+    return replace(answer, bound=bound, proof=None, argument="the lowest of all placements")
+
+
+def _lost_on_the_way(task: Task, outcome: Outcome, solution: Solution, effort: Effort) -> str:
+    told = f"{task.problem.objective.value} {exact(solution.value)} was found"
+    again = "" if effort.cache is None or outcome.interrupted else "; the same command finds it again at once"
+    return f"interrupted while the answer was verified: {told}, and is lost{again}"
 
 
 def _together(outcomes: Sequence[Outcome]) -> Outcome:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
-from pipedsl.search_answer import SearchResult, is_too_small, job_of
+from pipedsl.search_answer import SearchResult, is_too_small, job_of, may_lack_room
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import Effort, Job, News, Outcome, better_bound, effort_of
+from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, better_bound, effort_of
 from pipedsl.searching import best_of
 from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.syntax import MemoryBlock, Schedule
@@ -79,16 +80,20 @@ def sweep(
     placements = len(grid[0]) if grid else 0
     effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, placements))
+    # Of the time of each value, what is for making room for messages in its answer comes last.
+    room = ROOM if any(may_lack_room(task) for row in grid for task in row) else 0
+    first = share.sooner(1 - room)
     labels = [f"{name}={value}" for value in values]
     curves: list[list[Outcome]] = []
     for k in range(placements):
         stopped = any(each.interrupted for curve in curves for each in curve)
-        curves.append(_Curve([row[k] for row in grid], labels, share, stopped).outcomes())
+        curves.append(_Curve([row[k] for row in grid], labels, first, stopped).outcomes())
     points: list[SweepPoint] = []
     for at, value in enumerate(values):
         found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
+        timed = share if timeout is None else replace(share, until=monotonic() + timeout * room)
         try:
-            points.append(SweepPoint(Fraction(value), best_of(schedule, found, share, transports, profile)))
+            points.append(SweepPoint(Fraction(value), best_of(schedule, found, timed, transports, profile)))
         except NothingFound as error:
             points.append(SweepPoint(Fraction(value), None, why=str(error)))
     return _with_refusals(schedule, grid, curves, points)

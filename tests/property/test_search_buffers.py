@@ -79,3 +79,35 @@ def test_an_order_is_found_where_there_is_one(first: int) -> None:
             assert not result.least
             several, best_found = several + 1, best_found + (result.value == best)
     assert best_found > several * 3 / 4
+
+
+PLACES = ("linear", "looped", "v")
+
+
+@pytest.mark.parametrize(
+    ("m", "cap", "cost", "memory", "place"),
+    [
+        (1, 7, "F = 2 B = 3 send = 2", "activation(s) = 2 output(s) = 1 + s % 2", "v"),
+        (2, 12, "F = 3 B = 2 send = 1", "activation(s) = 2 output(s) = 2", "linear"),
+    ],
+)
+def test_the_placement_is_the_best_of_those_that_have_room(
+    m: int, cap: int, cost: str, memory: str, place: str
+) -> None:
+    """What is quickest before all buffers are counted has no room for them, or is slower with it."""
+    schedule = parse_text(f"""
+schedule x(p, m)
+stages 2 * p
+place ? in {", ".join(PLACES)}
+rank r {{ F@0 * m || F@1 * m || B@0 * m || B@1 * m }}
+cost {{ {cost} }}
+memory {{ {memory} }}
+""")
+    found = tasks(schedule, {"p": 2, "m": m})
+    orders = [(value, held, task.placement) for task in found for value, held in every_order(task)]
+    best, _, quickest = min(order for order in orders if order[1] <= cap)
+    result = search(schedule, {"p": 2, "m": m}, cap=cap, budget=3)
+    assert (result.value, result.placement) == (best, quickest)
+    assert quickest == place
+    assert result.bound < best, "a quicker one of another placement is not refuted: its buffers are not counted"
+    assert not result.optimal

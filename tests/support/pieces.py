@@ -41,11 +41,18 @@ def piece(item: tuple[str, Path]) -> str:
         time.sleep(FOREVER)
     if what == "after the other":
         await_file(path.with_name("other"))
+    if what == "after another try":
+        await_file(path.with_name("other"), times=2)
     return f"{what}, {times}"
 
 
-def await_file(path: Path) -> None:
+def await_file(path: Path, times: int = 0) -> None:
+    """Until the file is there, for a piece that has begun so many times."""
+
+    def there() -> bool:
+        return path.exists() and path.stat().st_size >= times
+
     end = time.monotonic() + FOREVER / 10
-    while not path.exists() and time.monotonic() < end:
+    while not there() and time.monotonic() < end:
         time.sleep(0.01)
-    assert path.exists()
+    assert there()

@@ -44,15 +44,67 @@ def test_where_all_are_lost_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(point.result, WHY in point.why) for point in points] == [(None, True)] * 2
 
 
-def test_a_job_is_tried_again_for_the_time_that_is_left() -> None:
+class LostAfter:
+    """In place of `in_processes`: of two, the second is lost after so many seconds, when the first has answered."""
+
+    def __init__(self, after: float) -> None:
+        self.after = after
+        self.asked: list[Job | None] = []
+
+    def __call__(
+        self,
+        work: Callable[[Job], Outcome],
+        jobs: Sequence[Job],
+        _: int,
+        again: Callable[[int, float, bool], Job | None],
+        done: Callable[[int, Outcome], None],
+    ) -> list[Ended[Outcome]]:
+        answer = work(jobs[0])
+        done(0, answer)
+        self.asked = [again(1, self.after, alone) for alone in (False, True)]
+        return [Ended(answer), Ended(lost=WHY)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "after", "left"),
+    [
+        (None, 1000, (None, "endless")),
+        (1e6, 4e5, (6e5, None)),
+        (1e6, 1e6, (None, None)),
+    ],
+)
+def test_a_lost_search_is_tried_again_at_once_for_the_time_that_is_left_or_alone(
+    seconds: float | None, after: float, left: tuple[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the search that answers has no work for a proof, so the other is wanted."""
+    [task] = tasks(load("zero_bubble"), {"p": 4, "m": 8, "cap": 2})
+    jobs = [job_of(task, Budget(work=0.01, seconds=seconds), seed) for seed in range(2)]
+    monkeypatch.setattr(search_runs, "in_processes", run := LostAfter(after))
+    first, _ = search_runs.run_jobs(jobs, 2)
+    assert first.solution is None or first.solution.proof is None
+    assert tuple(job and (job.budget.seconds or "endless") for job in run.asked) == left
+
+
+@pytest.mark.parametrize("seconds", [None, 1e6])
+def test_what_is_proved_already_is_not_searched_again(seconds: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     [task] = tasks(load("zero_bubble"), {"p": 2, "m": 2})
-    job = job_of(task, Budget(work=5, seconds=10), 0)
-    later = search_runs._again(job, 4)
-    assert later is not None
-    assert later.budget == Budget(work=5, seconds=6)
-    assert search_runs._again(job, 10) is None
-    endless = job_of(task, Budget(work=5), 0)
-    assert search_runs._again(endless, 1000) is endless
+    [other] = tasks(load("zero_bubble"), {"p": 2, "m": 3})
+    budget = Budget(work=WORK, seconds=seconds)
+    monkeypatch.setattr(search_runs, "in_processes", run := LostAfter(1))
+    for second, wanted in ((task, False), (other, True)):
+        first, _ = search_runs.run_jobs([job_of(task, budget, 0), job_of(second, budget, 1)], 2)
+        assert first.solution is not None
+        assert first.solution.proof is not None
+        assert any(run.asked) is wanted
+
+
+def test_a_search_ends_at_its_moment_whatever_its_budget() -> None:
+    """With no time at all it answers what it has at once, though its budget is for an hour."""
+    [task] = tasks(load("zero_bubble"), {"p": 8, "m": 32, "cap": 4})
+    job = replace(job_of(task, Budget(work=3600, seconds=3600), 0), until=0.0)
+    [outcome] = search_runs.run_jobs([job])
+    assert outcome.solution is None or outcome.solution.work < 1
+    assert search_runs._again(job, 1, False) is None
 
 
 def test_ctrl_c_while_room_is_made_for_messages_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,21 @@ def interrupts() -> Iterator[None]:
 class Run:
     """`in_processes`, with what was told on the way."""
 
-    def __init__(self, folder: Path, most: int = 2, retried: bool = True) -> None:
+    def __init__(self, folder: Path, most: int = 2, retried: tuple[bool, ...] = (False, True)) -> None:
+        """`retried`: whether what is lost is tried again at once (False), alone (True), or not at all."""
         self.folder, self.most, self.retried = folder, most, retried
         self.told: dict[int, str] = {}
+        self.asked: list[tuple[int, bool]] = []
 
     def __call__(self, *names: tuple[str, str]) -> list[Ended[str]]:
         items = [(what, self.folder / name) for what, name in names]
-        return in_processes(piece, items, self.most, lambda item, _: item if self.retried else None, self.done)
+
+        def again(number: int, after: float, alone: bool) -> tuple[str, Path] | None:
+            assert after >= 0
+            self.asked.append((number, alone))
+            return items[number] if alone in self.retried else None
+
+        return in_processes(piece, items, self.most, again, self.done)
 
     def done(self, number: int, value: str) -> None:
         self.told[number] = value
@@ -49,11 +57,25 @@ def test_values_come_in_the_order_of_the_items(tmp_path: Path) -> None:
     assert run.told == {0: "after the other, 1", 1: "x, 1", 2: "y, 1"}
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("what", ["killed once", "too large"])
-def test_what_is_lost_is_tried_again_and_the_others_stay(what: str, tmp_path: Path) -> None:
-    run = Run(tmp_path)
+def test_what_is_lost_is_tried_again_and_the_others_stay(what: str, alone: bool, tmp_path: Path) -> None:
+    run = Run(tmp_path, retried=(alone,))
     assert run((what, "a"), ("x", "b")) == [Ended(f"{what}, 2"), Ended("x, 1")]
     assert run.times("b") == 1
+    assert run.asked == [(0, False), (0, True)][: 1 + alone]
+
+
+def test_what_is_tried_again_at_once_does_not_wait_for_the_others(tmp_path: Path) -> None:
+    """The other one answers after it has begun again."""
+    found = Run(tmp_path)(("killed once", "other"), ("after another try", "b"))
+    assert found == [Ended("killed once, 2"), Ended("after another try, 1")]
+
+
+def test_what_is_tried_alone_begins_when_the_others_have_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path, retried=(True,))
+    assert run(("killed once", "a"), ("x", "b"), ("x", "c")) == [Ended("killed once, 2"), Ended("x, 1"), Ended("x, 1")]
+    assert list(run.told) in ([1, 2, 0], [2, 1, 0])
 
 
 def test_what_is_lost_twice_is_told(tmp_path: Path) -> None:
@@ -66,7 +88,7 @@ def test_what_is_lost_twice_is_told(tmp_path: Path) -> None:
 
 
 def test_what_has_no_time_left_is_not_tried_again(tmp_path: Path) -> None:
-    run = Run(tmp_path, retried=False)
+    run = Run(tmp_path, retried=())
     assert run(("killed", "a"), ("x", "b")) == [Ended(lost=KILLED), Ended("x, 1")]
     assert run.times("a") == 1
 
