@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -239,7 +240,7 @@ def _between(task: Task, fitting: Solution | None, known: Solution, budget: Budg
 
 def _no_room(program: Program, needed: Sequence[Fraction]) -> str:
     """`needed`: what orders that were found hold at most on any rank."""
-    return f"{NO_ROOM}; one was found for a cap of {size_text(min(needed), program.memory.in_bytes)}"
+    return f"{NO_ROOM}; one was found for a cap of {size_text(min(needed), program.memory.in_bytes, ROUND_CEILING)}"
 
 
 def _overflow(program: Program, report: Report) -> list[Fraction]:

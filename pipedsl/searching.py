@@ -85,7 +85,8 @@ def best_of(
     solved = [(task, each, each.solution) for task, each in found if each.solution is not None]
     if not solved:
         lost = next((each.lost for _, each in found if each.lost), "")
-        raise NothingFound(f"the search ended before it found an order{lost and f': {lost}'}")
+        ended = "interrupted" if any(each.interrupted for _, each in found) else "the search ended"
+        raise NothingFound(f"{ended} before it found an order{lost and f': {lost}'}")
     answer: SearchResult | None = None
     roomless: list[NoRoom] = []
     for at, (task, outcome, solution) in enumerate(sorted(solved, key=lambda each: each[2].value)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR
 from fractions import Fraction
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
@@ -36,10 +37,14 @@ class Smallest:
 
 @dataclass(frozen=True)
 class Refusal:
-    """PD602. `smallest`: the cap of every rank that would do, where the caps are the same for all; else None."""
+    """PD602. `smallest`: the cap of every rank that would do, where the caps are the same for all; else None.
+
+    `said`: the same as people read it.
+    """
 
     diagnostic: Diagnostic
     smallest: Fraction | None = None
+    said: str = ""
 
     @property
     def error(self) -> DiagnosticError:
@@ -60,14 +65,14 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
     memory = best.task.program.memory
 
     def size(value: Fraction) -> str:
-        return size_text(value, memory.in_bytes)
+        return size_text(value, memory.in_bytes, ROUND_CEILING)  # so that what is said does as a cap
 
     given = {cap for cap in best.task.caps if cap is not None}
     least = None
     if len(given) == 1:
         cap = next(iter(given))
         least = max(cap for cap in best.caps if cap is not None)
-        what, needed = f"the cap of {size(cap)}", size(least)
+        what, needed = f"the cap of {size_text(cap, memory.in_bytes, ROUND_FLOOR)}", size(least)
     else:
         shown = ["none" if cap is None else size(cap) for cap in best.caps[:MOST_NAMED]]
         more = ", ..." if len(best.caps) > MOST_NAMED else ""
@@ -77,7 +82,9 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
     how = "the smallest that one keeps to" if best.sure else "the smallest that one was found for"
     message = f"no order keeps to {what}; {how}{apart} is {needed}"
     help_ = "raise the cap, or leave more of the order open"
-    return Refusal(Diagnostic("PD602", message, span, notes=(_held(best),), help=help_), least)
+    return Refusal(
+        Diagnostic("PD602", message, span, notes=(_held(best),), help=help_), least, "" if least is None else needed
+    )
 
 
 def smallest(task: Task) -> Smallest | None:

@@ -7,6 +7,7 @@ rest, each with the bound of the one after, which leaves little to do where the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -38,12 +39,16 @@ FIRST = 0.1
 
 @dataclass(frozen=True, eq=False)
 class SweepPoint:
-    """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found: `why`."""
+    """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found: `why`.
+
+    `least`: the smallest value that an order keeps to, known where the values are the caps themselves.
+    """
 
     value: Fraction
     result: SearchResult | None
     refusal: Refusal | None = None
     why: str = ""
+    least: Fraction | None = None
 
 
 def sweep(
@@ -96,7 +101,27 @@ def sweep(
             points.append(SweepPoint(Fraction(value), best_of(schedule, found, timed, transports, profile)))
         except NothingFound as error:
             points.append(SweepPoint(Fraction(value), None, why=str(error)))
-    return _with_refusals(schedule, grid, curves, points)
+    known = {Fraction(value): row for value, row in zip(values, grid, strict=True)}
+
+    @functools.cache
+    def is_cap(value: Fraction) -> bool:
+        if not named:
+            return True
+        if value not in known and value.denominator > 1:
+            return False
+        try:
+            row = known.get(value) or tasks(schedule, {**params, name: int(value)}, None, limits, profile)
+        except DiagnosticError:
+            return False
+        return all(set(task.caps) == {value} for task in row)
+
+    return [_with_least(point, is_cap) for point in _with_refusals(schedule, grid, curves, points)]
+
+
+def _with_least(point: SweepPoint, is_cap: Callable[[Fraction], bool]) -> SweepPoint:
+    """The point with the value that would do, where that is the cap that would do."""
+    least = None if point.refusal is None else point.refusal.smallest
+    return replace(point, least=least) if least is not None and is_cap(point.value) and is_cap(least) else point
 
 
 def _same(row: Sequence[Task], other: Sequence[Task]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -166,11 +167,13 @@ def _listed(names: list[str], count: int) -> str:
     return f"{', '.join(shown)}{f' (and {count - len(shown)} more)' if count > len(shown) else ''}"
 
 
-def size_text(size: Fraction, in_bytes: bool) -> str:
-    """A size as people read it: `7`, `5/2`, `1.5 GiB`."""
+def size_text(size: Fraction, in_bytes: bool, rounding: str = ROUND_HALF_EVEN) -> str:
+    """A size as people read it: `7`, `5/2`, `1.5 GiB`, of which six digits are said; `rounding` as in `decimal`."""
     if in_bytes:
         for unit, value in _UNITS:
             if abs(size) >= value:
-                return f"{float(size / value):.6g} {unit}"
+                part = size / value
+                said = Context(prec=6, rounding=rounding).divide(Decimal(part.numerator), Decimal(part.denominator))
+                return f"{said.normalize():f} {unit}"
         return f"{size} byte{'' if size == 1 else 's'}"
     return str(size)

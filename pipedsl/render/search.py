@@ -147,17 +147,17 @@ def _cells(point: SweepPoint) -> tuple[str, ...]:
     if result is None:
         if point.refusal is None:
             return ("-", "-", "-", "-", "-", f"nothing found: {point.why}", "warning")
-        least = point.refusal.smallest
-        told = "" if least is None else f", the smallest is {number(least)}"
+        told = f", the smallest cap is {point.refusal.said}" if point.refusal.said else ""
+        if point.least is not None:
+            told = f", the smallest is {number(point.least)}"
         return ("-", "-", "-", "-", "-", f"no order keeps to it{told}", "error")
     metrics = result.report.metrics
     bubble, peak = Fraction(0), Fraction(0)
     if metrics is not None:
         bubble = metrics.bubble if result.objective == "makespan" else metrics.span_bubble
         peak = max(metrics.peak_activations)
-    state = "the smallest" if result.optimal else ""
-    if result.placement is not None:
-        state = f"{result.placement}, {state}" if state else result.placement
+    said = [result.placement, "the smallest" if result.optimal else "", "interrupted" if result.interrupted else ""]
+    state = ", ".join(text for text in (*said, result.lost) if text)
     cells = (number(result.value), number(result.bound), percent(result.gap), percent(bubble), number(peak))
     return (*cells, state, "good" if result.optimal else "")
 
@@ -171,8 +171,8 @@ def _point(point: SweepPoint) -> Json:
     if result is None:
         why: Json = {"at": json_number(point.value), "found": False, "infeasible": point.refusal is not None}
         if point.refusal is not None:
-            least = point.refusal.smallest
-            why["smallest"] = None if least is None else json_number(least)
+            for key, least in (("smallest", point.least), ("smallest_cap", point.refusal.smallest)):
+                why[key] = None if least is None else json_number(least)
             why["diagnostics"] = [diagnostic_document(point.refusal.diagnostic)]
         return why
     metrics = result.report.metrics

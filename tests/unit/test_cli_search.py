@@ -85,6 +85,39 @@ def test_caps_that_are_none(cap: str) -> None:
     assert "is not a size" in run(*ASKED, "--cap", cap, status=2).output
 
 
+@pytest.mark.parametrize(
+    ("memory", "values", "told", "least", "cap"),
+    [
+        ("cap(r) = k", "k=0..2", "the smallest is 1", 1, 1),
+        ("cap(r) = k / 2", "k=1..2", "the smallest cap is 1", None, 1),
+        ("cap(r) = k * k weights(s) = 3", "k=0..1", "the smallest cap is 7", None, 7),
+        ("activation(s) = 4 GiB cap(r) = k * 1 GiB", "k=3..4", "the smallest cap is 4 GiB", None, 2**32),
+    ],
+)
+def test_the_smallest_value_of_a_sweep_is_said_where_it_is_the_cap(
+    memory: str, values: str, told: str, least: int | None, cap: int, folder: Path
+) -> None:
+    text = f"schedule x(p, m, k = 1)\nstages p\nplace s -> s\nrank r {{ F * m || B * m }}\nmemory {{ {memory} }}\n"
+    (folder / "x.sched").write_text(text)
+    asked = ("x.sched", "-D", "p=2", "-D", "m=2", "--sweep", values)
+    status = 1 if "weights" in memory else 0
+    assert run(*asked, status=status).output.splitlines()[1].endswith(f"no order keeps to it, {told}")
+    point = json.loads(run(*asked, "--format", "json", status=status).output)["points"][0]
+    assert (point["smallest"], point["smallest_cap"]) == (least, cap)
+
+
+@pytest.mark.parametrize("cap", ["1.14978GiB", "1234567889", "1KiB"])
+def test_the_cap_that_is_said_to_do_does(cap: str, folder: Path) -> None:
+    """1234567890 bytes are a little more than 1.14978 GiB, and are not said as less than they are."""
+    text = "schedule x(p, m)\nstages p\nplace s -> s\nrank r { F * m || B * m }\n"
+    (folder / "x.sched").write_text(f"{text}memory {{ activation(s) = 1234567890 + 0 MiB }}\n")
+    refused = run("x.sched", "-D", "p=2", "-D", "m=2", "--cap", cap, status=1).output
+    told = re.search(r"the smallest that one keeps to is ([\d.]+) GiB", refused)
+    assert told is not None
+    assert f"the cap of {told[1]} " not in refused
+    run("x.sched", "-D", "p=2", "-D", "m=2", "--cap", f"{told[1]}GiB")
+
+
 @pytest.mark.parametrize("values", ["cap", "cap=3", "cap=5..2", "cap=1..100000", "cap=1..4 step 0", "cap=a..b"])
 def test_sweeps_that_are_none(values: str) -> None:
     assert "cap" in run(*ASKED, "--sweep", values, status=2).output

@@ -9,6 +9,8 @@ import pytest
 
 from pipedsl import search_answer, search_runs
 from pipedsl.api import load, parse_text
+from pipedsl.render.search import sweep_lines
+from pipedsl.render.style import paint
 from pipedsl.search_answer import job_of
 from pipedsl.search_problem import tasks
 from pipedsl.search_processes import Ended
@@ -145,4 +147,14 @@ def test_ctrl_c_ends_a_sweep(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
     text = "schedule x(p, m)\nstages 2 * p\nplace ? in looped, v\nrank r { F@0 * m || F@1 * m || B@0 * m || B@1 * m }\n"
     points = sweep(parse_text(text), {"p": 2, "m": 4}, "cap", range(3, 6), budget=WORK, jobs=jobs)
     assert asked == ["cap=3", "cap=4", "cap=5"][: 1 if jobs == 1 else 3]
-    assert all(point.result is None for point in points)
+    assert [point.result for point in points] == [None] * 3
+    assert all(point.why.startswith("interrupted before") for point in points)
+
+
+def test_the_table_says_what_was_interrupted_or_lost() -> None:
+    [point] = sweep(load("zero_bubble"), {"p": 2, "m": 2}, "cap", [2], budget=WORK)
+    assert point.result is not None
+    ended = replace(point, result=replace(point.result, interrupted=True, lost=WHY))
+    whole, cut = (paint(sweep_lines("cap", [each]), False).splitlines()[1] for each in (point, ended))
+    assert whole.endswith("the smallest")
+    assert cut == f"{whole}, interrupted, {WHY}"
