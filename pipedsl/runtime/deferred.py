@@ -12,9 +12,9 @@ compiled code, of weights with hooks, and where the product is too small for wai
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -124,7 +124,9 @@ class Deferral:
     def __init__(self, stage: torch.nn.Module) -> None:
         self.stage = stage
         self._drop_anchor(torch.device("cpu"))
-        self._places: list[tuple[dict[str, Any], _Forward]] = []
+        self._uses: dict[torch.nn.Module, _Forward] = {}
+        self._forward = _forward_by(self._uses)
+        self._places: list[tuple[dict[str, Any], Any]] = []  # modules' attributes, and what they run as their forward
         self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
         self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.waiting: list[Product] | None = None
@@ -142,15 +144,11 @@ class Deferral:
         if first is not None and first.device != self._anchor.device:  # whose thread of autograd then need not wait
             self._drop_anchor(first.device)
         self._without = [q for q in self.stage.parameters() if q.requires_grad and q.grad is None]
-        self._places = [
-            (vars(module), _Forward(self, module, rule))
-            for module in _run_by_python(self.stage)
-            if (rule := RULES.get(type(module).forward)) and "forward" not in vars(module)
-            if _is_plain(module, "weight")
-            and _is_plain(module, "bias")
-            and _can_wait(module._parameters.get("weight"))
-            and _may_be_bias(module._parameters.get("bias"))
-        ]
+        self._uses.clear()
+        for module in _run_by_python(self.stage):
+            if (rule := RULES.get(type(module).forward)) and "forward" not in vars(module) and _may_wait(module):
+                self._uses[module] = _Forward(self, module, rule)
+        self._places = [(vars(module), MethodType(self._forward, module)) for module in self._uses]
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -212,11 +210,23 @@ class Deferral:
         return found
 
 
-class _Forward:
-    """What a module runs in its forward's place. What it is made of is looked at in every call: stages change it.
+def _forward_by(uses: dict[torch.nn.Module, _Forward]) -> Callable[[torch.nn.Module, torch.Tensor], Any]:
+    """A method that modules run in their forward's place, as `uses` has it.
 
-    A copy of the module, and what is pickled, has the forward of its own class.
+    It is the same in every step, and for all modules, so that `torch.compile` need not do anew what it has done. A copy
+    of a module, and what is pickled, has the forward of its own class.
     """
+
+    def forward(module: torch.nn.Module, input: torch.Tensor) -> Any:
+        if torch.compiler.is_compiling() or (use := uses.get(module)) is None:
+            return type(module).forward(module, input)
+        return use(input)
+
+    return forward
+
+
+class _Forward:
+    """How a module runs. What it is made of is looked at in every call: stages change it."""
 
     __slots__ = ("_bias", "_deferral", "_module", "_plain", "_trains_bias", "_type", "_use", "_weight")
 
@@ -229,14 +239,10 @@ class _Forward:
         settings = rule.settings(module)
         self._use = _Use(deferral, module, rule, settings, (weight, bias), self._trains_bias, weight, bias, in_place)
 
-    def __reduce__(self) -> Any:
-        return partial, (type(self._module).forward, self._module)
-
     def __call__(self, input: torch.Tensor) -> Any:
         use, dtype = self._use, self._weight.dtype
         if (
             not self._deferral.inside
-            or torch.compiler.is_compiling()
             or not torch.is_grad_enabled()
             or type(input) not in _EXACT
             or use.rule.worth(self._module, input, self._weight) < WORTH_DEFERRING
@@ -278,6 +284,13 @@ def _is_plain(module: torch.nn.Module, name: str) -> bool:
         return False
     elsewhere = (vars(module), module._buffers, module._modules, *map(vars, kind.__mro__))
     return not any(name in each for each in elsewhere)
+
+
+def _may_wait(module: torch.nn.Module) -> bool:
+    """Whether the module has a weight, and no bias or one, that autograd would do no more for than add up gradients."""
+    own = module._parameters
+    plain = _is_plain(module, "weight") and _is_plain(module, "bias")
+    return plain and _can_wait(own.get("weight")) and _may_be_bias(own.get("bias"))
 
 
 def _may_be_bias(bias: Any) -> bool:

@@ -186,6 +186,29 @@ def test_compiled_code_does_not_wait() -> None:
     assert all(q.grad is not None for q in module.parameters())
 
 
+def test_code_inside_of_a_stage_is_compiled_once_for_all_its_layers_and_steps() -> None:
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        @torch.compile(backend=keep, fullgraph=True)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tanh(self.inner(x))
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), *[Layer() for _ in range(10)])
+
+    two_steps(make, torch.randn(5, 4))
+    assert len(graphs) == 2  # in the pipeline, and in the one process that it is compared with
+
+
 def partly_scripted() -> nn.Module:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))  # type: ignore[no-untyped-call]
     return nn.Sequential(nn.Linear(4, 4), scripted)
