@@ -31,20 +31,31 @@ def clip_over_ranks(
     double = any((q if q.grad is None else q.grad).dtype is torch.float64 for q in every)
     counted: list[torch.Tensor] = [q.grad for q in own if q.grad is not None and id(q) not in counted_elsewhere]
     norms = [_norm(each, norm_type).to(device, torch.float64) for each in _by_mesh(counted)]
-    norms.append(torch.zeros((), dtype=torch.float64, device=device))
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    if math.isinf(norm_type):
-        wire.all_reduce(norm, largest=True)
-    else:
-        norm = norm.pow(norm_type)
-        wire.all_reduce(norm)
-        norm = norm.pow(1 / norm_type)
+    norm = _combine(wire, norms, device, norm_type)
     for group in _by_mesh([q.grad for q in own if q.grad is not None]):
         # A factor of 1 is no synchronisation, where asking for it on a GPU would be one.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in group:
             local_part(gradient).mul_(factor.to(gradient.dtype))
     return norm if double else norm.to(torch.float32)
+
+
+def _combine(wire: Wire, norms: list[torch.Tensor], device: torch.device, norm_type: float) -> torch.Tensor:
+    """The norm of what the parts on all ranks have these norms of; 0 where there are none, as torch has it."""
+    parts = torch.stack([*norms, torch.zeros((), dtype=torch.float64, device=device)])[:-1]
+    if math.isinf(norm_type):
+        sign = math.copysign(1.0, norm_type)  # the smallest is what has the largest negative
+        both = torch.stack(
+            [(sign * parts).amax() if norms else parts.new_tensor(-math.inf), parts.new_tensor(len(norms))]
+        )
+        wire.all_reduce(both, largest=True)
+        found = sign * both[0]
+    else:
+        power = norm_type or 1.0  # of type 0 it is how many of the gradients are not all zero
+        both = torch.stack([parts.pow(power).sum(), parts.new_tensor(len(norms))])
+        wire.all_reduce(both)
+        found = both[0].pow(1 / power)
+    return torch.where(both[1] > 0, found, 0.0)
 
 
 def _by_mesh(gradients: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
