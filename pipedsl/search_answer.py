@@ -18,8 +18,9 @@ from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Program
 from pipedsl.search_problem import Caps, Task, activation_caps
+from pipedsl.search_room import with_room
 from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
-from pipedsl.simulate import simulate
+from pipedsl.simulate import measure, simulate
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
@@ -162,6 +163,7 @@ def answer_of(
     bound, problem = solution, task.problem
     stopped = False  # by Ctrl-C while it is asked again
     needed: list[Fraction] = []
+    tried = [solution]
     fitting = None
     for _ in range(ROUNDS):
         program = program_of(task, solution.orders, caps)
@@ -183,11 +185,11 @@ def answer_of(
         if again is None:
             break
         solution = again
+        tried.append(again)
     wanting = (fitting is None or fitting.value > bound.value) and not stopped and not effort.over
     if wanting and problem.operations <= MOST_OPERATIONS:
-        budget = within(replace(effort.budget, work=effort.budget.work * AGAIN), effort.until)
-        task, fitting = first, _between(first, fitting, bound, budget, outcome.seed)
-        stopped = fitting is not None and ended_by_interrupt(fitting)
+        task = first
+        fitting, stopped = _between(first, fitting, tried, effort, outcome.seed)
     if fitting is None:
         raise NoRoom(f"{'interrupted: ' if stopped else ''}{_no_room(program, needed)}", min(needed), stopped)
     if fitting is not bound:
@@ -220,22 +222,39 @@ def answer_of(
     )
 
 
-def _between(task: Task, fitting: Solution | None, known: Solution, budget: Budget, seed: int) -> Solution | None:
-    """The best found of the orders that fit with all buffers, from one on if there is one; under the caps themselves.
+def _between(
+    task: Task, fitting: Solution | None, tried: Sequence[Solution], effort: Effort, seed: int
+) -> tuple[Solution | None, bool]:
+    """The best found of the orders that fit with all buffers, under the caps themselves; and whether Ctrl-C ended it.
 
-    Smaller caps leave some of them out. `known`: the answer that does not fit, and its bound.
+    Smaller caps leave some of them out. `fitting`: one that fits, if there is one. `tried`: what was found, the first
+    under the caps themselves; none is below its bound.
     """
+    known = tried[0]
 
-    def fits(orders: Orders) -> bool:
+    def grade(orders: Orders) -> tuple[Fraction, Fraction]:
         program = program_of(task, orders, task.caps)
-        held = memory_used(program, lower(program, simulate(program))).peaks()
-        return all(cap is None or size <= cap for size, cap in zip(held, task.caps, strict=True))
+        timeline = simulate(program)
+        held = memory_used(program, lower(program, timeline)).peaks()
+        pairs = zip(held, task.caps, strict=True)
+        excess = sum((max(Fraction(0), size - cap) for size, cap in pairs if cap is not None), Fraction(0))
+        return excess, getattr(measure(program, timeline), task.problem.objective.value)
 
-    start = None if fitting is None else fitting.orders
+    budget = within(replace(effort.budget, work=effort.budget.work * AGAIN), effort.until)
     try:
-        return solve(task.problem, budget=budget, seed=seed, start=start, known=known, accept=fits)
+        starts = [solution.orders for solution in tried]
+        start = with_room(task.problem, starts, grade, known.bound, budget.work / 2, lambda: effort.over)
+        if start is None and fitting is not None:
+            start = fitting.orders
+        found = solve(
+            task.problem, budget=within(budget, effort.until), seed=seed, start=start, known=known,
+            accept=lambda orders: not grade(orders)[0],
+        )  # fmt: skip
     except NothingFound:
-        return fitting
+        return fitting, False
+    except KeyboardInterrupt:
+        return fitting, True
+    return found, ended_by_interrupt(found)
 
 
 def _no_room(program: Program, needed: Sequence[Fraction]) -> str:

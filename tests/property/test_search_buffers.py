@@ -47,15 +47,15 @@ minimize {draw.choice(("makespan", "span"))}
     return parse_text(text), {"p": p, "m": m}
 
 
-def every_order(task: Task) -> list[tuple[Fraction, Fraction]]:
-    """What each choice of orders costs, and the most that a rank holds."""
+def every_order(task: Task) -> list[tuple[Fraction, tuple[Fraction, ...]]]:
+    """What each choice of orders costs, and the most that each rank holds."""
     problem, found = task.problem, []
     for orders in product(*(interleavings(strands, problem.depth) for strands in problem.strands)):
         value = cost(problem, orders)
         if value is not None:
             program = program_of(task, orders, (None,) * problem.ranks)
             held = memory_used(program, lower(program, simulate(program))).peaks()
-            found.append((value * problem.time_unit, max(held)))
+            found.append((value * problem.time_unit, held))
     return found
 
 
@@ -64,7 +64,7 @@ def test_an_order_is_found_where_there_is_one(first: int) -> None:
     best_found = several = 0
     for seed in range(first, first + 6):
         schedule, params = drawn(seed)
-        orders = every_order(tasks(schedule, params)[0])
+        orders = [(value, max(held)) for value, held in every_order(tasks(schedule, params)[0])]
         sizes = sorted({held for _, held in orders})
         for cap in {sizes[0] - 1, sizes[0], sizes[len(sizes) // 2]}:
             best = min((value for value, held in orders if held <= cap), default=None)
@@ -104,10 +104,29 @@ cost {{ {cost} }}
 memory {{ {memory} }}
 """)
     found = tasks(schedule, {"p": 2, "m": m})
-    orders = [(value, held, task.placement) for task in found for value, held in every_order(task)]
+    orders = [(value, max(held), task.placement) for task in found for value, held in every_order(task)]
     best, _, quickest = min(order for order in orders if order[1] <= cap)
     result = search(schedule, {"p": 2, "m": m}, cap=cap, budget=3)
     assert (result.value, result.placement) == (best, quickest)
     assert quickest == place
     assert result.bound < best, "a quicker one of another placement is not refuted: its buffers are not counted"
     assert not result.optimal
+
+
+def test_an_order_is_found_that_smaller_caps_do_not_lead_to() -> None:
+    """Under any smaller caps what is found has no room for what rank 0 receives; two swaps lead to what has."""
+    schedule = parse_text("""
+schedule x(p, m)
+stages p
+place s -> s
+rank r { F * m || B * m }
+cost s { F = 3 - s  B = 3 + s  send = 1 }
+memory {
+    activation(s) = 2 - s  held_by_w(s) = s / 2  output(s) = 3 / 2 * (1 - s)
+    cap(r) = 13 - 9 * r
+}
+""")
+    [task] = tasks(schedule, {"p": 2, "m": 3})
+    best = min(value for value, held in every_order(task) if held[0] <= 13 and held[1] <= 4)
+    result = search(schedule, {"p": 2, "m": 3}, budget=1)
+    assert (result.value, result.verdict) == (best, Verdict.VERIFIED)
