@@ -236,7 +236,14 @@ def _size_of_peak(metric: Call, program: Program, rank: int, peak: Fraction) -> 
             "search caps memory, in which messages count here (`output`), and peaks do not tell how many there are"
         )
         fail("PD601", message, metric.span, help="give the cap as a size: `cap(r) = ...` in `memory`")
-    if len(sizes) > 1 or len(parts) > 1 or any(memory.input[stage] for stage in stages) or 0 in sizes:
-        message = "search caps memory, and the activations of this rank's stages differ"
+    why = ""
+    if len(sizes) > 1 or len(parts) > 1:
+        why = "the activations of this rank's stages differ"
+    elif any(memory.input[stage] for stage in stages):
+        why = "inputs are kept here beside activations (`input`), which peaks do not count"
+    elif 0 in sizes:
+        why = "activations of this rank take none"
+    if why:
+        message = f"search caps memory, and {why}"
         fail("PD601", message, metric.span, help="give the cap as a size: `cap(r) = ...` in `memory`")
     return constant_part(program)[rank] + peak * sum(sizes)

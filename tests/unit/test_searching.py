@@ -127,13 +127,21 @@ def test_buffers_of_messages_have_room_too() -> None:
         ("subject to peak(r) < 3", "cannot hold to this"),
         ("subject to peak(r) <= memory(r)", "cannot hold to this"),
         ("subject to peak(5) <= 3", "not one of the ranks"),
-        ("memory { input(s) = 1 }\nsubject to peak(r) <= 3", "differ"),
+        ("memory { input(s) = 1 }\nsubject to peak(r) <= 3", "inputs are kept here"),
+        ("memory { activation(s) = 0 }\nsubject to peak(r) <= 3", "activations of this rank take none"),
     ],
 )
 def test_conditions_that_are_refused(items: str, message: str) -> None:
     with pytest.raises(DiagnosticError, match=message) as caught:
         tasks(problem(OPEN, items), {"p": 2, "m": 3})
     assert [each.code for each in caught.value.diagnostics] == ["PD601"]
+
+
+def test_peaks_of_stages_that_differ_are_refused() -> None:
+    word = "F@0 * m || F@1 * m || B@0 * m || B@1 * m"
+    items = "memory { activation(s) = 1 + s }\nsubject to peak(r) <= 3"
+    with pytest.raises(DiagnosticError, match="stages differ"):
+        tasks(problem(word, items, "2 * p", "s -> s % p"), {"p": 2, "m": 3})
 
 
 def test_nothing_open_is_nothing_to_search_for() -> None:
