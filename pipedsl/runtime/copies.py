@@ -250,6 +250,8 @@ class Copies:
                     f"the batch has {rows * m} rows on rank {me}, but {theirs * m} on rank {other}; the first stage of "
                     "every copy must be given the whole batch"
                 )
+        if self._rows is not None:  # which all have read who are here now
+            self._store.delete_key(f"copies/rows/{self._rows[0]}/{me}")
         self._rows = (agreement, rows)
 
     def _meet(self, watch: Watch) -> None:

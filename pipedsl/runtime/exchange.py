@@ -393,11 +393,16 @@ class Exchange:
         return f"layout/{self.agreement}/{'train' if self._train else 'eval'}/{boundary}"
 
     def _look_up(self, boundary: int) -> Layout | None:
-        """The layout of what goes to stage `boundary`, if its sender has published it."""
+        """The layout of what goes to stage `boundary`, if it is known by now.
+
+        Its sender has it before it publishes it. Who has read it deletes it, as it was meant for no other rank.
+        """
+        layout = self._layouts.get((self._train, boundary))
         key = self._layout_key(boundary)
-        if not self._store.check([key]):
-            return None
-        return self._layouts.setdefault((self._train, boundary), Layout.decode(self._store.get(key)))
+        if layout is None and boundary in self._stages and self._store.check([key]):
+            layout = self._layouts[self._train, boundary] = Layout.decode(self._store.get(key))
+            self._store.delete_key(key)
+        return layout
 
     def _await_layout(self, boundary: int) -> Layout:
         while (layout := self._look_up(boundary)) is None:
@@ -415,7 +420,7 @@ class Exchange:
             if boundary in self._late:
                 self._late[boundary].append(receive)
                 return
-            layout = self._layouts.get((self._train, boundary)) or self._look_up(boundary)
+            layout = self._look_up(boundary)
             if layout is None:
                 self._late[boundary] = [receive]
                 threading.Thread(target=self._catch_up, args=(boundary,), name="pipedsl-late", daemon=True).start()

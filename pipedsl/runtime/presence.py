@@ -92,11 +92,14 @@ class Announced:
         self._agreed: dict[int, list[bool]] = {}
         self._whole: set[int] = set()  # the stages all of whose gradients arrive
         self._unasked: set[int] = set()
+        self._unread: set[str] = set()  # what nobody will ask for any more, though it may not have been said yet
         self._key = ""
 
     def begin(self, agreement: int) -> None:
         key = f"gradients/{agreement}"
         if key != self._key:
+            self._unread.update(f"{self._key}/{stage}" for stage in self._unasked)
+            self._unread = {each for each in self._unread if not self._store.delete_key(each)}
             self._key = key
             for each in (self._agreed, self._whole, self._unasked):
                 each.clear()
@@ -133,9 +136,12 @@ class Announced:
         return [x if there else None for x, there in zip(received, self._agreed[stage], strict=True)]
 
     def _ask(self, stage: int) -> None:
-        while not self._store.check([f"{self._key}/{stage}"]):
+        """Read, and delete, what was said to this rank alone."""
+        key = f"{self._key}/{stage}"
+        while not self._store.check([key]):
             self._watch.stop_if_failed()
             time.sleep(_POLL)
-        self._agreed[stage] = json.loads(self._store.get(f"{self._key}/{stage}"))
+        self._agreed[stage] = json.loads(self._store.get(key))
+        self._store.delete_key(key)
         if all(self._agreed[stage]):
             self._whole.add(stage)

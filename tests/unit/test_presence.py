@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from pipedsl.runtime.presence import Marked
 from tests.support import compiled
+from tests.support.nccl_like import LAZY, Fabric, run_ranks
+from tests.support.on_threads import cut
+from tests.support.worker import load
 from tests.unit.test_executor import mean_square, results, train
 
 CPU = torch.device("cpu")
@@ -89,3 +93,27 @@ def test_one_that_appears_later_is_refused(tmp_path: Path) -> None:
             in str(rank.error)
         )
         assert "call renew_shapes() on every rank" in str(rank.error)
+
+
+@pytest.mark.parametrize("text", [compiled.SPLIT, compiled.TWO_WAYS])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_was_agreed_on_does_not_pile_up_in_the_store(text: str, steps: int, tmp_path: Path) -> None:
+    """`steps`: between two agreements. With one, nobody asks for what is said of gradients."""
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=2, m=2))
+    held = cut(module, [nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def keys(agreements: int) -> int:
+        fabric = Fabric(2, LAZY)
+
+        def work(wire: Any) -> None:
+            pipe = module.Pipeline(held[wire.rank], functional.mse_loss, process_group=wire, timeout=20)
+            for _ in range(agreements):
+                pipe.renew_shapes()
+                for _ in range(steps):
+                    for training in (True, False):
+                        pipe.step(torch.ones(8, 4), torch.ones(8, 4), train=training)
+
+        results(run_ranks(fabric, work))
+        return int(fabric.shared_store.num_keys())
+
+    assert keys(20) - keys(2) < 10  # such as what a rank that stands still for long says once, or has yet to delete
