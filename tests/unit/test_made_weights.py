@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from pipedsl.runtime import deferred
 from pipedsl.runtime.chunk import Arrived, Chunk
-from tests.unit.test_deferred import two_steps
+from tests.support.splitting import two_steps
 
 
 @pytest.fixture(autouse=True)
