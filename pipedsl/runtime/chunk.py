@@ -113,7 +113,7 @@ class Chunk:
         try:
             output = self._call(microbatch, unflatten(arrived.structure, leaves), extras)
         except RuntimeError as error:
-            if guarded or _WRITES_TO_LEAF not in str(error):
+            if guarded or not any(_WRITES_TO_LEAF in each for each in error.args if isinstance(each, str)):
                 raise
             self._writes = True  # to this one, and not to the first: run it once more
             return self.forward(microbatch, arrived, extras)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -239,22 +239,8 @@ class Executor:
 
     # ------------------------------------------------------------------ inside a step
 
-    @contextlib.contextmanager
-    def _together(self, what: str, step: str = "") -> Iterator[None]:
-        """While inside, what fails on any rank, or does not go on, is a PipelineError on every one."""
-        self._watch.begin(what, step)
-        try:
-            yield
-        except Exception as error:
-            self._exchange.stop()
-            failed = self._watch.explain(error)
-            raise failed from (error if self._watch.began_here else None)
-        except BaseException as error:  # an interrupt: tell the others, and let it go on as what it is
-            self._exchange.stop()
-            self._watch.explain(error)
-            raise
-        finally:
-            self._watch.end()
+    def _together(self, what: str, step: str = "") -> _Together:
+        return _Together(self._watch, self._exchange, what, step)
 
     def _kind_of_step(self, train: bool, seed: int | None) -> str:
         """In words, for other ranks to compare with theirs."""
@@ -308,6 +294,31 @@ class Executor:
             return results
         losses = torch.stack(results)
         return losses if self._count_fn is None else losses * (share * m)
+
+
+class _Together:
+    """While inside, what fails on any rank, or does not go on, is a PipelineError on every one.
+
+    Not a generator, out of which a StopIteration would come as what it is.
+    """
+
+    def __init__(self, watch: Watch, exchange: Exchange, what: str, step: str) -> None:
+        self._watch = watch
+        self._exchange = exchange
+        self._what = what, step
+
+    def __enter__(self) -> None:
+        self._watch.begin(*self._what)
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            if error is not None:
+                self._exchange.stop()
+                failed = self._watch.explain(error)
+                if isinstance(error, Exception):  # an interrupt goes on as what it is, with the others told
+                    raise failed from (error if self._watch.began_here else None)
+        finally:
+            self._watch.end()
 
 
 def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:

@@ -24,7 +24,7 @@ from pipedsl.runtime.plan import PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
 from pipedsl.runtime.turns import Turns
-from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say
+from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say, text_of
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
@@ -389,6 +389,6 @@ def close_with(owner: Any, watch: Watch) -> None:
 
 def _in_short(error: BaseException) -> str:
     """An error in one line, without the places in torch's sources and the advice that gloo adds."""
-    first = (str(error).splitlines() or [""])[0]
+    first = (text_of(error).splitlines() or [""])[0]
     first = re.sub(r"^\[[^]]*\] ", "", first).split(". This is typically")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -19,6 +19,7 @@ from pipedsl.runtime.shared_memory import Link
 Store = Any  # torch.distributed.Store, which torch hides from type checkers
 
 TENSORS_PER_MESSAGE = 256
+_LONGEST_TEXT = 4000  # characters
 _TAG_LIMIT = 1 << 30
 _WAKE_TAG = _TAG_LIMIT + 1  # no message has it, so a receive with it never completes
 WARM_UP_TAG = _TAG_LIMIT + 2
@@ -149,7 +150,7 @@ class TorchWire:
             raise
 
     def lost(self, error: Exception) -> bool:
-        return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+        return isinstance(error, dist.DistError) or "gloo/transport" in text_of(error)
 
     def wake(self, peer: int) -> None:
         if peer in self.links:
@@ -167,6 +168,14 @@ class TorchWire:
     def give_up(self, message: str) -> None:
         say(message)
         os._exit(1)
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, or the beginning of it: a store, and a reader, can take no more."""
+    try:
+        return str(error)[:_LONGEST_TEXT]
+    except Exception as another:
+        return f"its text cannot be had, for a {type(another).__name__}"
 
 
 def say(message: str) -> None:
