@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.neighbours import Neighbourhood
 from pipedsl.runtime.norms import clip_over_ranks
+from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.post_mortem import post_mortem_folder
 from pipedsl.runtime.reductions import Reductions
@@ -29,8 +32,9 @@ from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.timeline import Timeline, gather_timeline
 from pipedsl.runtime.tree import split
 from pipedsl.runtime.watch import Watch, close_with
-from pipedsl.runtime.wire import TorchWire, Wire, choose_device
+from pipedsl.runtime.wire import TorchWire, Wire, choose_device, text_of
 
+_USUAL_TIMEOUT = 300.0  # seconds
 CountFunction = Callable[[Any], float | torch.Tensor]
 
 
@@ -67,12 +71,13 @@ class Executor:
         tied: Mapping[str, torch.nn.Parameter] | None = None,
         process_group: dist.ProcessGroup | Wire | None = None,
         device: torch.device | str | int | None = None,
-        timeout: float = 300.0,
+        timeout: float = _USUAL_TIMEOUT,
         trace: bool = False,
         shared_memory: bool = True,
         post_mortem: str | os.PathLike[str] | None = None,
     ) -> None:
         chunks, problem = _modules(modules)
+        timeout, untimely = _seconds(timeout)
         group = process_group if process_group is None or isinstance(process_group, dist.ProcessGroup) else None
         self._device = choose_device(chunks, group) if device is None else torch.device(device)
         if process_group is None or isinstance(process_group, dist.ProcessGroup):
@@ -85,15 +90,21 @@ class Executor:
         self._count_fn = count_fn
         self._modules = chunks
         self._stages = plan.chunks(wire.rank)
-        self._name = instance_name(wire)
         self._timelines = 0  # how many have been asked for
         self._clock = Clock(self._device) if trace else None
         self._marks: Sequence[Mark] = ()
-        self._watch = Watch(plan, wire, self._name, timeout, post_mortem_folder(post_mortem))
+        try:
+            self._name = instance_name(wire)
+            self._watch = Watch(plan, wire, self._name, timeout, post_mortem_folder(post_mortem))
+        except (dist.DistError, StoreSilent) as error:  # the others may have waited, and ended, long ago
+            raise PipelineError(
+                f"{plan.title} cannot start: {wire.store_host}, which holds the ranks' store, does not answer: "
+                f"{text_of(error)}"
+            ) from error
         close_with(self, self._watch)
-        with self._watch.alone("making the pipeline"):
+        with self._watch.alone("making the pipeline", awaited=True):
             self._tied = Tied(wire, wire.store(self._name), tied)
-            self._meet(problem, dict(tied or {}), timeout, shared_memory)
+            self._meet(problem or untimely, dict(tied or {}), timeout, shared_memory)
             self._prepare()
 
     def _meet(self, problem: str, tied: Mapping[str, torch.nn.Parameter], timeout: float, shares: bool) -> None:
@@ -113,8 +124,9 @@ class Executor:
         self._copies.publish()
         with contextlib.closing(Neighbourhood(wanted=shares and wire.linkable)) as near:
             device = self._device.type
-            offers = agree(wire, self._name, plan, device, problem, timeout, shares=shares, offer=near.offer)
-            wire.links = near.connect(plan, wire.rank, offers, wire.store(self._name), timeout)
+            stop = self._watch.stop_if_told
+            offers = agree(wire, self._name, plan, device, problem, timeout, stop, shares=shares, offer=near.offer)
+            wire.links = near.connect(plan, wire.rank, offers, wire.store(self._name), timeout, stop)
         self._tied.learn(plan.title)
         self._copies.learn()
 
@@ -332,6 +344,15 @@ def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:
         if not isinstance(each, torch.nn.Module):
             return [], f"stage_modules must be torch.nn.Modules, not a {type(each).__name__}"
     return modules, ""
+
+
+def _seconds(given: Any) -> tuple[float, str]:
+    """A timeout, and what is wrong with it; then one to meet the others with, who are to know."""
+    is_number = isinstance(given, Real)
+    if is_number and 0 < given <= threading.TIMEOUT_MAX:
+        return float(given), ""
+    most = f"{threading.TIMEOUT_MAX:.0f}"
+    return _USUAL_TIMEOUT, f"timeout must be a number of seconds, more than 0 and at most {most}, not {given!r:.40}"
 
 
 def _transport_problem(plan: Plan, wire: Wire) -> str:

@@ -16,7 +16,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipedsl.runtime.plan import PipelineError, Plan, PlannedCall, read_calls
@@ -48,10 +48,13 @@ class Neighbourhood:
                 listener.listen(_BACKLOG)
                 self.offer = json.dumps([name, self._token, _host(), make_room(listener)])
 
-    def connect(self, plan: Plan, rank: int, offers: Sequence[str], store: Store, seconds: float) -> dict[int, Link]:
+    def connect(
+        self, plan: Plan, rank: int, offers: Sequence[str], store: Store, seconds: float, stop: Callable[[], None]
+    ) -> dict[int, Link]:
         """Links to the ranks of this host that `rank` exchanges messages with.
 
-        `offers`: of all ranks. PipelineError where another rank takes part no longer, after `seconds`.
+        `offers`: of all ranks. `stop`: called while another one is waited for, to raise. PipelineError where one takes
+        part no longer, after `seconds`.
         """
         deadline = time.monotonic() + seconds
         own = read_calls(plan, rank)
@@ -71,6 +74,7 @@ class Neighbourhood:
             while not store.check([f"{what}/{peer}"]):
                 if time.monotonic() > deadline:
                     raise PipelineError(f"{plan.title}: rank {peer} did not make its Pipeline within {seconds:g} s")
+                stop()
                 time.sleep(_VERDICT_POLL)
             return rank in json.loads(store.get(f"{what}/{peer}"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 
 from pipedsl.runtime.plan import PipelineError, Plan
 from pipedsl.runtime.wire import Store, Wire
@@ -18,9 +19,18 @@ def instance_name(wire: Wire) -> str:
 
 
 def agree(
-    wire: Wire, name: str, plan: Plan, device: str, problem: str, timeout: float, *, shares: bool, offer: str
+    wire: Wire,
+    name: str,
+    plan: Plan,
+    device: str,
+    problem: str,
+    timeout: float,
+    stop: Callable[[], None],
+    *,
+    shares: bool,
+    offer: str,
 ) -> list[str]:
-    """Meet all ranks; what each of them has to `offer`.
+    """Meet all ranks; what each of them has to `offer`. `stop`: called while they are waited for, to raise.
 
     PipelineError, on every one of them, where one has a `problem`, another plan or device, or is to share memory with
     others of its host where those are not.
@@ -35,6 +45,7 @@ def agree(
             names = ", ".join(map(str, sorted(missing)))
             raise PipelineError(f"{plan.title}: rank {names} did not make its Pipeline within {timeout:g} s")
         if missing:
+            stop()
             time.sleep(0.01)
     complaints = []
     offers = []

@@ -23,6 +23,7 @@ from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
+from pipedsl.runtime.rendezvous import linger
 from pipedsl.runtime.turns import Turns
 from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say, text_of
 
@@ -91,21 +92,34 @@ class Watch:
         self.position.leave()
 
     @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[None]:
-        """While inside, this rank does something by itself: what fails stays what it is, and leaves a state file."""
+    def alone(self, what: str, *, awaited: bool = False) -> Iterator[None]:
+        """While inside, this rank does something by itself: what fails stays what it is, and leaves a state file.
+
+        `awaited`: the others do it too, and wait for each other, so they are told.
+        """
         self.position.note(what)
         self._last_words.install()
         try:
             yield
         except BaseException as error:
+            known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
+            if awaited and known is not None:
+                self._say_where(self._own_store, self._declare(self._own_store, "raised", known["text"]))
+                linger(self._wire, self._own_store)
             if self._post_mortem is not None:
-                known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
                 said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
             raise
         finally:
             self._last_words.remove()
             self.position.leave()
+
+    def stop_if_told(self) -> None:
+        """While the ranks meet: PipelineError where one of them has failed at that, or their store is gone."""
+        failure = self._look(self._own_store)
+        if failure is not None:
+            linger(self._wire, self._own_store)
+            raise PipelineError(f"{self._plan.title} cannot start: {self._head(failure)}")
 
     def stop_if_failed(self) -> None:
         """Called by the main thread between calls: leave early where another rank has failed."""

@@ -47,7 +47,7 @@ def meet(
 
     def work(rank: int) -> None:
         try:
-            found[rank] = nears[rank].connect(plan, rank, offers, store, seconds)
+            found[rank] = nears[rank].connect(plan, rank, offers, store, seconds, lambda: None)
         except BaseException as error:
             found[rank] = error
 
@@ -150,7 +150,18 @@ def test_a_stranger_is_not_taken_for_a_rank() -> None:
 def test_a_rank_that_is_gone_is_named() -> None:
     near = Neighbourhood(wanted=True)
     with pytest.raises(PipelineError, match=r"rank 1 did not make its Pipeline within 0\.1 s"):
-        near.connect(chain(2), 0, [near.offer] * 2, dist.HashStore(), 0.1)
+        near.connect(chain(2), 0, [near.offer] * 2, dist.HashStore(), 0.1, lambda: None)
+    near.close()
+
+
+@needs_links
+def test_one_that_has_failed_is_not_waited_for() -> None:
+    def stop() -> None:
+        raise PipelineError("rank 1 failed")
+
+    near = Neighbourhood(wanted=True)
+    with pytest.raises(PipelineError, match="rank 1 failed"):
+        near.connect(chain(2), 0, [near.offer] * 2, dist.HashStore(), 3600, stop)
     near.close()
 
 
