@@ -298,46 +298,6 @@ class Apart(nn.Module):
         return y
 
 
-@case
-def replicas_that_no_gradient_comes_back_to(job: Job) -> None:
-    both = mesh()
-    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
-    ways: dict[str, Callable[[Any], nn.Module]] = {
-        "sharded": lambda stage: fully_shard(stage, mesh=both["data"]),
-        "replicated": lambda stage: DistributedDataParallel(stage, process_group=group),
-        "unused": lambda stage: DistributedDataParallel(stage, process_group=group, find_unused_parameters=True),
-    }
-    for name in BOTH:
-        for way, wrap in ways.items():
-            torch.manual_seed(7)
-            stages: list[nn.Module] = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Apart()]
-            expected = on_all_data(stages, steps=2)
-            stage = stages[own]
-            pipe = pipeline(job, name, wrap(stage), both.get_group("pipe"))
-            for step in range(2):
-                pipe.step(*tokens(10 * step + replica))
-                assert all(isinstance(q, DTensor) for q in stage.parameters()) == (way == "sharded")
-            check(stage, expected[own])
-            if own == 0:
-                assert all((q.grad is None) == (way != "replicated") for q in stage.parameters()), (name, way)
-
-
-@case
-def a_last_gradient_that_is_missing(job: Job) -> None:
-    """FSDP2 reduces in the last backward; without it the replicas would differ."""
-    both = mesh()
-    own = both.get_local_rank("pipe")
-    stage = fully_shard([nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Apart(1)][own], mesh=both["data"])
-    pipe = pipeline(job, "whole", stage, both.get_group("pipe"))
-
-    def steps() -> None:  # the other rank may have done its part of the first
-        for step in range(2):
-            pipe.step(*tokens(step))
-
-    with pytest.raises(RuntimeError, match="no gradient comes back for this stage's last microbatch, where some did"):
-        steps()
-
-
 class Wide(nn.Module):
     def __init__(self, first: nn.Module) -> None:
         super().__init__()
