@@ -21,10 +21,10 @@ from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
-FIRST = 2  # so small a part of a turn is for few microbatches alone
+FIRST = 4  # so small a part of a turn is for few microbatches alone
 SHAVING = 3  # so small a part of the work that is left goes to one limit for a few microbatches at a time
 WHOLE = 6  # so small a part of that goes to the whole problem each time
-STEPS = 8  # so small a part of the gap is the first step for the whole
+STEPS = 3  # so small a part of the gap is the first step for the whole
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
 
