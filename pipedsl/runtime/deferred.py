@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._device import DeviceContext
 
 from pipedsl.runtime.rules import RULES, Rule
 
@@ -60,7 +61,7 @@ class _Waiting(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, use: _Use) -> torch.Tensor:
-        ctx.save_for_backward(x, use.weight)
+        ctx.save_for_backward(x, use.rule.keep(use.weight))
         ctx.set_materialize_grads(False)
         ctx.use = use
         return use.rule.run(use.module, x, use.weight, use.bias)
@@ -128,7 +129,7 @@ class Deferral:
         self._forward = _forward_by(self._uses)
         self._places: list[tuple[dict[str, Any], Any]] = []  # modules' attributes, and what they run as their forward
         self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
-        self._casts: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self._casts: dict[torch.nn.Parameter, tuple[torch.Tensor, int, int]] = {}  # and of what they were made
         self.waiting: list[Product] | None = None
         self.inside = 0
 
@@ -204,9 +205,11 @@ class Deferral:
         return _Waiting.apply(x, self._anchor, cast)  # type: ignore[no-untyped-call]
 
     def _cast(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-        found = self._casts.get(parameter)
-        if found is None or found.dtype != dtype:
-            found = self._casts[parameter] = parameter.detach().to(dtype)
+        found, version, address = self._casts.get(parameter, (None, 0, 0))
+        made_of = parameter._version, parameter.data_ptr()
+        if found is None or found.dtype != dtype or (version, address) != made_of:
+            found = parameter.detach().to(dtype)
+            self._casts[parameter] = found, *made_of
         return found
 
 
@@ -248,6 +251,7 @@ class _Forward:
             or use.rule.worth(self._module, input, self._weight) < WORTH_DEFERRING
             or not self._is_as_before()
             or torch._C._are_functorch_transforms_active()
+            or _is_in_a_mode()
             or forward_ad._current_level >= 0
         ):
             return self._plain(input)
@@ -272,6 +276,12 @@ class _Forward:
             and (bias is None or (bias.requires_grad == self._trains_bias and _may_be_bias(bias)))
             and self._use.rule.settings(module) == self._use.settings
         )
+
+
+def _is_in_a_mode() -> bool:
+    """Whether functions of torch are others here, but for the device on which tensors are made."""
+    depth = torch._C._len_torch_function_stack()
+    return any(not isinstance(torch._C._get_function_stack_at(i), DeviceContext) for i in range(depth))
 
 
 def _is_plain(module: torch.nn.Module, name: str) -> bool:
@@ -370,14 +380,21 @@ def multiply(products: list[Product]) -> None:
             use, g, x, g_version, x_version = products.pop()
             _compare(use, "the output's gradient", g, g_version)
             _compare(use, "the input", x, x_version)
-            rule, (weight, bias) = use.rule, use.parameters
-            add, total = rule.add_of_weight, weight.grad
-            if _is_quiet(use, weight) and add and total is not None and g.dtype == x.dtype and _is_sum(total, g.dtype):
-                add(total, g, x)
-            else:
-                _accumulate(use, weight, rule.of_weight(use.settings, g, x, use.weight))
-            if bias is not None and use.trains_bias:
-                _accumulate(use, bias, rule.of_bias(g))
+            weight, bias = use.parameters
+            if weight.requires_grad:  # else frozen since, and left alone by autograd, too
+                _multiply(use, weight, g, x)
+            if bias is not None and use.trains_bias and bias.requires_grad:
+                _accumulate(use, bias, use.rule.of_bias(g))
+
+
+def _multiply(use: _Use, weight: torch.nn.Parameter, g: torch.Tensor, x: torch.Tensor) -> None:
+    """Add to a weight's gradient, where it lies if that can be."""
+    rule, total = use.rule, weight.grad
+    add = rule.add_of_weight if _is_quiet(use, weight) and g.dtype == x.dtype else None
+    if add and total is not None and _is_sum(total, g.dtype):
+        add(total, g, x)
+    else:
+        _accumulate(use, weight, rule.of_weight(use.settings, g, x, use.weight))
 
 
 def _is_quiet(use: _Use, parameter: torch.nn.Parameter) -> bool:

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+# People put others in the place of torch's functions, whose backwards are not known.
+_TORCH_S_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_TORCH_S_EMBEDDING = functional.embedding
 _PER_ENTRY = 32  # multiplications that take as long as to write and add one entry of a gradient
 
 
@@ -19,7 +22,8 @@ class Rule(NamedTuple):
     `settings`: of the module, what the others need to know besides tensors.
     `run`: (module, x, weight, bias) to the output. `of_input`: (settings, g, x, weight) to the input's gradient.
     `of_weight`: the same to the weight's. `of_bias`: (g) to the bias's. `add_of_weight`: (gradient, g, x), adds the
-    weight's where it is, if that can be done without having it on its own first.
+    weight's where it is, if that can be done without having it on its own first. `keep`: (weight) to what torch keeps
+    of it for the input's gradient: where `weight.data` is exchanged, what was used, or the weight as it is then.
     """
 
     worth: Callable[[Any, torch.Tensor, torch.Tensor], int]
@@ -29,6 +33,7 @@ class Rule(NamedTuple):
     of_weight: Callable[[tuple[Any, ...], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     of_bias: Callable[[torch.Tensor], torch.Tensor]
     add_of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any] | None = None
+    keep: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -42,20 +47,33 @@ def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     return y
 
 
+def _linear_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
+    plain = functional.linear is torch._C._nn.linear and x.is_floating_point()
+    return x.numel() * int(module.out_features) if plain else 0
+
+
 _LINEAR = Rule(
-    worth=lambda module, x, weight: x.numel() * module.out_features if x.is_floating_point() else 0,
+    worth=_linear_worth,
     settings=lambda module: (),
     run=_linear,
     of_input=lambda _, g, x, weight: g.mm(weight) if g.dim() == 2 else _rows(g).mm(weight).view(x.shape),
     of_weight=lambda _, g, x, weight: _rows(g).t().mm(_rows(x)),
     of_bias=lambda g: _rows(g).sum(0),
     add_of_weight=lambda gradient, g, x: gradient.addmm_(_rows(g).t(), _rows(x)),
+    keep=torch.Tensor.detach,
 )
 
 
 def _convolution_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
     kept = type(module)._conv_forward in _CONVOLVE and "_conv_forward" not in vars(module)
-    plain = kept and module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
+    own = (functional.conv1d, functional.conv2d, functional.conv3d) == (torch.conv1d, torch.conv2d, torch.conv3d)
+    plain = (
+        kept
+        and own
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and x.is_floating_point()
+    )
     if not plain or x.dim() != weight.dim():  # else without a batch
         return 0
     places = x.numel() // x.shape[1]
@@ -96,7 +114,8 @@ _CONVOLUTION = Rule(
 
 
 def _embedding_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
-    plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+    own = functional.embedding is _TORCH_S_EMBEDDING
+    plain = own and module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
     return _PER_ENTRY * weight.numel() if plain else 0  # the gradient has a row for every word
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrize, prune
+from torch.overrides import TorchFunctionMode
 
 from pipedsl.runtime import deferred
-from tests.support.splitting import two_steps
+from pipedsl.runtime.chunk import Arrived, Chunk
+from tests.support.splitting import compare, two_steps
 
 
 @pytest.fixture(autouse=True)
@@ -209,3 +212,112 @@ def test_a_gradient_that_lies_in_one_that_waits() -> None:
 
 def test_an_embedding_larger_than_it_says() -> None:
     two_steps(larger_embedding, torch.tensor([8, 0, 8]))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+
+class Quantizes(Two):
+    """Runs with other weights than it has, and puts these back."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = self.first.weight.data
+        self.first.weight.data = own.sign()
+        y: torch.Tensor = self.first(self.second(x))
+        self.first.weight.data = own
+        return y
+
+
+class QuantizesConvolution(nn.Module):
+    """The same of a convolution, of which torch keeps the weight with what it has in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.convolution = nn.Linear(6, 6), nn.Conv1d(6, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own = self.convolution.weight.data
+        self.convolution.weight.data = own.sign()
+        y: torch.Tensor = self.convolution(self.linear(x)[..., None])
+        self.convolution.weight.data = own
+        return y[..., 0]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        return 2 * found if function is functional.linear else found
+
+
+class InMode(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with Doubling():
+            return cast(torch.Tensor, self.second(self.first(x)))
+
+
+class Patches(nn.Module):
+    """Puts functions of its own in the place of torch's while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.convolution, self.words = nn.Linear(6, 6), nn.Conv1d(6, 6, 1), nn.Embedding(5, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("linear", "conv1d", "embedding"):
+                patch.setattr(functional, name, twice(getattr(functional, name)))
+            y = self.linear(x) + self.words(torch.tensor([3]))
+            return cast(torch.Tensor, self.convolution(y[..., None])[..., 0])
+
+
+def twice(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **kwargs: 2 * function(*args, **kwargs)
+
+
+class Freezes(Two):
+    """Freezes a module that it has used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.requires_grad_(True)
+        y: torch.Tensor = self.second(self.first(x))
+        self.first.requires_grad_(False)
+        self.second.bias.requires_grad_(False)
+        return y
+
+
+class ShrinksUnderAutocast(Two):
+    """Writes to a weight that it has cast before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.first.weight.mul_(0.5)
+        with torch.autocast("cpu", torch.bfloat16):
+            y: torch.Tensor = self.first(x)
+        return y.float()
+
+
+@pytest.mark.parametrize(
+    "make", [Quantizes, QuantizesConvolution, InMode, Patches, Freezes], ids=lambda make: str(make.__name__)
+)
+def test_what_a_stage_does_around_its_modules_counts(make: Callable[[], nn.Module]) -> None:
+    two_steps(make, torch.linspace(-1, 1, 18).view(3, 6))
+
+
+def test_a_weight_that_is_written_to_is_cast_anew() -> None:
+    torch.manual_seed(0)
+    module = ShrinksUnderAutocast()
+    plain = copy.deepcopy(module)
+    split = Chunk(module, [0, 1])
+    split.begin()
+    x = torch.linspace(-1, 1, 18).view(3, 6)
+    for microbatch in range(2):
+        y = split.forward(microbatch, Arrived(("tensor",), [x], [True], len(x)), {})
+        assert torch.equal(y, plain(x))
+
+
+def test_modules_wait_where_tensors_are_made_on_a_device_by_default() -> None:
+    with torch.device("cpu"):
+        compare(nn.Linear(6, 6), torch.linspace(-1, 1, 18).view(3, 6), waits=1, bound=1e-6)
