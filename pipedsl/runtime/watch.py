@@ -403,6 +403,6 @@ def close_with(owner: Any, watch: Watch) -> None:
 
 def _in_short(error: BaseException) -> str:
     """An error in one line, without the places in torch's sources and the advice that gloo adds."""
-    first = (text_of(error).splitlines() or [""])[0]
+    first = next((line for line in text_of(error).splitlines() if line.strip()), "")
     first = re.sub(r"^\[[^]]*\] ", "", first).split(". This is typically")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -73,5 +73,6 @@ def test_a_split_backward_is_linear_in_depth(monkeypatch: pytest.MonkeyPatch) ->
     for what in range(2):
         shallow, middle, deep = (each[what] for each in split)
         assert deep - middle <= 2.05 * (middle - shallow), split
-    for (operations, _), (expected, _) in zip(split, whole, strict=True):
-        assert operations <= 1.05 * expected, (split, whole)  # a product in W stands for one in B
+    for depth, (operations, _), (expected, _) in zip(depths, split, whole, strict=True):
+        # A product in W stands for one in B; the weight that was used is kept as a view.
+        assert operations <= expected + depth, (split, whole)

@@ -25,6 +25,7 @@ ERRORS: dict[str, tuple[Callable[[], Exception], str]] = {
     "the end of an iterator": (lambda: StopIteration(3), "StopIteration: 3"),
     "one without a text": (Mute, "Mute: its text cannot be had, for a ValueError"),
     "one that says too much": (lambda: ValueError("x" * 20_000_000), "ValueError: xxx"),
+    "one that begins with nothing": (lambda: ValueError("\n \n\nwords\nmore"), "ValueError: words"),
     "one that has begun to say too much": (lambda: ValueError("short\n" + "x" * 20_000_000), "ValueError: short"),
 }
 
