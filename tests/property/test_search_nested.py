@@ -5,12 +5,12 @@ Held against every order of small problems, and against orders of larger ones th
 
 from __future__ import annotations
 
-import random
 from fractions import Fraction
 from itertools import product
 
 import pytest
 from brute import interleavings, optimum
+from problems import uneven
 
 from pipedsl.program import Costs
 from verify.search import Budget, Objective, Problem, lower_bound, make_problem, model_of, solve, uniform_costs
@@ -20,24 +20,6 @@ from verify.search.model import fits, run
 from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.solve import _Search
 from verify.search.spacing import Spacing, first_rows
-
-
-def uneven(seed: int, p: int, m: int, whole: bool = False) -> Problem:
-    """Costs for each stage, messages that take time, what W holds, a cap for each rank."""
-    draw = random.Random(seed)
-
-    def values(*options: int) -> tuple[Fraction, ...]:
-        return tuple(Fraction(draw.choice(options), 10) for _ in range(p))
-
-    forward, inputs, weights = values(7, 10, 13), values(10, 11, 20), values(3, 10, 14)
-    both = tuple(a + b for a, b in zip(inputs, weights, strict=True))
-    return make_problem(
-        placement=range(p),
-        microbatches=m,
-        costs=Costs(forward, both, inputs, weights, values(0, 1, 5)),
-        cap=[draw.choice((Fraction(3, 2), Fraction(2), Fraction(5, 2), Fraction(p))) for _ in range(p)],
-        held_by_w=Fraction(1) if whole else draw.choice((Fraction(0), Fraction(1, 2), Fraction(1))),
-    )
 
 
 def shown(problem: Problem, work: float = 20) -> tuple[_Search, Nested]:

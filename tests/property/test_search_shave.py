@@ -6,16 +6,14 @@ problems that were made otherwise.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from fractions import Fraction
 from itertools import product
 
 import pytest
 from brute import interleavings
+from problems import uneven
 
-from pipedsl.program import Costs
-from verify.search import Budget, Problem, lower_bound, make_problem, model_of, solve
+from verify.search import Budget, Problem, lower_bound, model_of, solve
 from verify.search.cpsat import decide
 from verify.search.engines import Engine
 from verify.search.exact import Answer
@@ -26,23 +24,7 @@ from verify.search.solve import _Search
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
 
-
-def uneven(seed: int, p: int, m: int) -> Problem:
-    """Costs for each stage, messages that take time, what W holds, a tight cap for each rank."""
-    draw = random.Random(seed)
-
-    def values(*options: int) -> tuple[Fraction, ...]:
-        return tuple(Fraction(draw.choice(options), 10) for _ in range(p))
-
-    forward, inputs, weights = values(6, 10, 17), values(8, 11, 20), values(5, 10, 14)
-    both = tuple(a + b for a, b in zip(inputs, weights, strict=True))
-    return make_problem(
-        placement=range(p),
-        microbatches=m,
-        costs=Costs(forward, both, inputs, weights, values(0, 1, 5)),
-        cap=[draw.choice((Fraction(3, 2), Fraction(2), Fraction(5, 2), Fraction(p))) for _ in range(p)],
-        held_by_w=draw.choice((Fraction(0), Fraction(1, 2), Fraction(1))),
-    )
+TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
 
 def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: float = 30) -> Spacing | None:
@@ -67,7 +49,7 @@ def inside(model: Model, found: Run, shown: Spacing | None, limit: int) -> bool:
 @pytest.mark.parametrize("seed", range(8))
 def test_every_order_within_the_limit_is_left(seed: int) -> None:
     """By trying everything."""
-    problem = uneven(seed, 2, 3)
+    problem = uneven(seed, 2, 3, TIMES)
     model = model_of(problem)
     runs = [
         ran
@@ -83,7 +65,7 @@ def test_every_order_within_the_limit_is_left(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_no_limit_is_refuted_that_is_met(seed: int) -> None:
     """Optima of problems so small that they are proved as a whole, and that CP-SAT agrees on."""
-    problem = uneven(seed, 3 + seed % 4 // 3, 5)
+    problem = uneven(seed, 3 + seed % 4 // 3, 5, TIMES)
     model = model_of(problem)
     best = solve(problem, budget=Budget(20))
     assert best.proof is not None
@@ -101,7 +83,7 @@ def test_more_is_refuted_than_by_chains() -> None:
     engines: tuple[Engine, ...] = ("z3", "cpsat")
     refuted = dict.fromkeys(engines, 0)
     for seed in range(12):
-        problem = uneven(seed, 3, 5)
+        problem = uneven(seed, 3, 5, TIMES)
         model = model_of(problem)
         limit = int(solve(problem, budget=Budget(20)).value / problem.time_unit) - 1
         try:
@@ -115,7 +97,7 @@ def test_more_is_refuted_than_by_chains() -> None:
 
 def test_strands_may_come_in_any_order() -> None:
     """The same is shown of the same operations."""
-    problem = uneven(3, 3, 5)
+    problem = uneven(3, 3, 5, TIMES)
     turned = replace(problem, strands=tuple(strands[::-1] for strands in problem.strands))
     limit = int(solve(problem, budget=Budget(20)).value / problem.time_unit)
     shown, others = shaved(problem, limit, 3), shaved(turned, limit, 3)
@@ -130,7 +112,7 @@ def test_strands_may_come_in_any_order() -> None:
 @pytest.mark.parametrize("seed", [3, 9])
 def test_large_orders_are_left(seed: int) -> None:
     """Orders that are longer than any bound says, found without what few microbatches show."""
-    problem = uneven(seed, 5, 12)
+    problem = uneven(seed, 5, 12, TIMES)
     model = model_of(problem)
     found = run(model, model.rows(solve(problem, budget=Budget(0.2)).orders))
     assert found is not None

@@ -37,6 +37,30 @@ def vee(p: int, m: int, costs: dict[str, str], cap: object, objective: str = "ma
     )
 
 
+Times = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def uneven(
+    seed: int, p: int, m: int, times: Times = ((7, 10, 13), (10, 11, 20), (3, 10, 14)), whole: bool = False
+) -> Problem:
+    """Costs for each stage, of F, I and W drawn from `times` in tenths; messages that take time; what W holds, all with
+    `whole`; a cap for each rank, some tight."""
+    draw = random.Random(seed)
+
+    def values(*options: int) -> tuple[Fraction, ...]:
+        return tuple(Fraction(draw.choice(options), 10) for _ in range(p))
+
+    forward, inputs, weights = (values(*each) for each in times)
+    both = tuple(a + b for a, b in zip(inputs, weights, strict=True))
+    return make_problem(
+        placement=range(p),
+        microbatches=m,
+        costs=Costs(forward, both, inputs, weights, values(0, 1, 5)),
+        cap=[draw.choice((Fraction(3, 2), Fraction(2), Fraction(5, 2), Fraction(p))) for _ in range(p)],
+        held_by_w=Fraction(1) if whole else draw.choice((Fraction(0), Fraction(1, 2), Fraction(1))),
+    )
+
+
 def random_problem(seed: int) -> Problem:
     """One to three ranks, two chunks on one or two of them now and then, sketches, any costs, sizes and caps."""
     draw = random.Random(seed)
