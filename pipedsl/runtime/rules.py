@@ -66,14 +66,8 @@ _LINEAR = Rule(
 
 def _convolution_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:
     kept = type(module)._conv_forward in _CONVOLVE and "_conv_forward" not in vars(module)
-    own = (functional.conv1d, functional.conv2d, functional.conv3d) == (torch.conv1d, torch.conv2d, torch.conv3d)
-    plain = (
-        kept
-        and own
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and x.is_floating_point()
-    )
+    kept = kept and (functional.conv1d, functional.conv2d, functional.conv3d) == _TORCH_S_CONVOLUTIONS
+    plain = kept and module.padding_mode == "zeros" and not isinstance(module.padding, str) and x.is_floating_point()
     if not plain or x.dim() != weight.dim():  # else without a batch
         return 0
     places = x.numel() // x.shape[1]

@@ -11,8 +11,6 @@ from pipedsl.runtime.wire import Wire
 
 def unscale_over_ranks(wire: Wire, scaler: Any, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """`scaler.unscale_(optimizer)`, after which the scaler knows of infinities on any rank: it looks at its own."""
-    if not scaler.is_enabled():
-        return
     scaler.scale(torch.zeros((), device=device))  # else it has no scale on ranks that have no loss
     scaler.unscale_(optimizer)
     found: dict[torch.device, torch.Tensor] = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
