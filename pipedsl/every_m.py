@@ -17,6 +17,7 @@ from pipedsl.program import Program
 from pipedsl.sched_text import classes_of, program_text
 from verify import Verdict
 from verify.search.bounds import lower_bound
+from verify.search.engines import suited
 from verify.search.judge import program_of
 from verify.search.model import model_of
 from verify.search.problem import Operation, Orders, Problem
@@ -76,7 +77,8 @@ def every_m(result: SearchResult, budget: Budget = BUDGET) -> EveryM | None:
         return best
     if best is None or best.loss > 0:
         try:
-            other = repeating(problem, budget=budget.part(1 / 2), seed=result.seed, start=own)
+            half = replace(budget.part(1 / 2), engine=suited(budget.engine, problem))
+            other = repeating(problem, budget=half, seed=result.seed, start=own)
         except NothingFound:
             other = None
         if other is not None:
@@ -129,8 +131,9 @@ def _of_other_lengths(problem: Problem, budget: Budget, seed: int) -> Iterator[t
         work -= each.operations / COMPARED
         if work <= 0:
             return
+        share = replace(budget.part(1 / len(others)), engine=suited(budget.engine, each))
         try:
-            found = solve(each, budget=replace(budget.part(1 / len(others)), work=work / len(others)), seed=seed)
+            found = solve(each, budget=replace(share, work=work / len(others)), seed=seed)
         except (NothingFound, Infeasible):
             continue
         work -= found.work

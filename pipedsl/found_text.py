@@ -28,7 +28,7 @@ def comments(result: SearchResult) -> list[str]:
 def effort(result: SearchResult) -> str:
     """`Seed 1, work 2.50, 1.3 s, with --jobs 2`: what it took, and what it was asked with, beside the usual."""
     asked = f", with {' '.join(result.effort)}" if result.effort else ""
-    ended = [text for text in ("interrupted" if result.interrupted else "", result.lost) if text]
+    ended = [text for text in (result.instead, "interrupted" if result.interrupted else "", result.lost) if text]
     return ", ".join([f"Seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s{asked}", *ended])
 
 

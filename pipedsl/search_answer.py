@@ -25,6 +25,7 @@ from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
 from verify.memory import size_text
+from verify.search.engines import Engine, suited
 from verify.search.problem import Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution, solve
 
@@ -40,6 +41,8 @@ MOST_OPERATIONS = 4000
 
 ROUNDS = 8
 """How often the caps are made smaller to make room for buffers that a search does not know."""
+
+INSTEAD = "z3, as numbers are too large for CP-SAT"
 
 NO_ROOM = "with the buffers of its messages no order was found that keeps to the caps"
 
@@ -62,7 +65,7 @@ class SearchResult:
     one chosen for `place ?`. `task`: what was searched in the end, with smaller caps where buffers need room; `problem`
     is that of the caps themselves. `work` is what the search counted, `elapsed` seconds, of the first time if `cached`.
     `lost`: how a process ended that searched beside others and never answered. `effort`: the options that say how long
-    and with what it was searched, where that is not the usual.
+    and with what it was searched, where that is not the usual. `engine`: who was asked what bounds left open.
     """
 
     schedule: Schedule
@@ -86,6 +89,12 @@ class SearchResult:
     interrupted: bool = False
     lost: str = ""
     effort: tuple[str, ...] = ()
+    engine: Engine = "z3"
+
+    @property
+    def instead(self) -> str:
+        """Why it was not the engine that was asked for."""
+        return INSTEAD if self.engine == "z3" and "--engine cpsat" in self.effort else ""
 
     @property
     def optimal(self) -> bool:
@@ -128,6 +137,7 @@ class SearchResult:
 
 
 def job_of(task: Task, budget: Budget, seed: int, label: str = "") -> Job:
+    budget = replace(budget, engine=suited(budget.engine, task.problem))
     return Job(task.problem, budget, seed, constant_part(task.program), label)
 
 
@@ -158,6 +168,7 @@ def answer_of(
     then from that order on for one between; the bound stays that of the caps themselves. Raises NoRoom where that
     fails.
     """
+    effort = replace(effort, budget=replace(effort.budget, engine=suited(effort.budget.engine, task.problem)))
     solution, caps, first = outcome.solution, task.caps, task
     assert solution is not None
     bound, problem = solution, task.problem
@@ -219,6 +230,7 @@ def answer_of(
         interrupted=outcome.interrupted or stopped,
         lost=outcome.lost,
         effort=effort.asked,
+        engine=effort.budget.engine,
     )
 
 

@@ -27,9 +27,11 @@ ROOM = 1 / 4
 
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 
-
 WORK = 60.0
 """The budget where nothing is said: about a minute of one core."""
+
+LEAST_WORK = 0.02
+"""What any search may do: the first habits are tried however small its budget, or its part of one, is."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     budget = within(job.budget, job.until)
     share = max(FOR_MEMORY, min(0.25, MEMORY_WORK / budget.work)) if budget.work else FOR_MEMORY
     first, rest = budget.part(1 - share), budget.part(share)
+    first = replace(first, work=max(first.work, LEAST_WORK))
     try:
         solution = solve(
             job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known

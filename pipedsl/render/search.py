@@ -51,7 +51,7 @@ def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line
         facts.append(("placement", result.placement))
     effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
     notes = [effort, *(["from the cache"] if result.cached else []), *(["interrupted"] if result.interrupted else [])]
-    notes += [result.lost] if result.lost else []
+    notes += [text for text in (result.instead, result.lost) if text]
     facts.append(("search", ", ".join(notes)))
     verdict = (STYLES[result.verdict], result.verdict.value)
     lines = [line(heading, good, ", ", verdict)]
@@ -109,6 +109,7 @@ def _answer(result: SearchResult) -> Json:
         "cached": result.cached,
         "interrupted": result.interrupted,
         "asked": [*result.task.asked, *result.effort],
+        "engine": result.engine,
         "lost": result.lost or None,
     }
 
@@ -157,7 +158,7 @@ def _cells(point: SweepPoint) -> tuple[str, ...]:
         bubble = metrics.bubble if result.objective == "makespan" else metrics.span_bubble
         peak = max(metrics.peak_activations)
     said = [result.placement, "the smallest" if result.optimal else "", "interrupted" if result.interrupted else ""]
-    state = ", ".join(text for text in (*said, result.lost) if text)
+    state = ", ".join(text for text in (*said, result.instead, result.lost) if text)
     cells = (number(result.value), number(result.bound), percent(result.gap), percent(bubble), number(peak))
     return (*cells, state, "good" if result.optimal else "")
 

@@ -11,8 +11,10 @@ import pytest
 from brute import optimum
 from problems import EQUAL, linear, random_problem, vee
 
+import pipedsl
 from verify.search import Objective, Problem, judge, model_of
 from verify.search.cpsat import decide
+from verify.search.engines import suited
 from verify.search.exact import Answer
 
 CASES = json.loads((Path(__file__).parents[1] / "cases" / "search.json").read_text())
@@ -70,10 +72,47 @@ def test_work_ends_it_and_decides_what_is_found() -> None:
     assert one.answer is Answer.FOUND
 
 
-def test_numbers_too_large_for_it_are_left_open() -> None:
-    problem = linear(2, 2, EQUAL, 2)
-    large: Problem = replace(problem, duration=dict.fromkeys(problem.duration, (2**50,) * 2))
-    assert decide(model_of(large), 2**53).answer is Answer.UNKNOWN
+def larger(problem: Problem, times: int = 1, sizes: int = 1) -> Problem:
+    """The same in units of time and memory that are so much smaller."""
+    duration = {kind: tuple(times * each for each in row) for kind, row in problem.duration.items()}
+    problem = replace(problem, duration=duration, cap=tuple(each and each * sizes for each in problem.cap))
+    activation, held = (tuple(each * sizes for each in row) for row in (problem.activation, problem.held_by_w))
+    return replace(problem, activation=activation, held_by_w=held)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_numbers_too_large_for_it_are_for_z3(objective: Objective) -> None:
+    """Up to where z3 takes its place it leaves nothing open."""
+    problem = replace(linear(2, 4, EQUAL, 2), objective=objective)
+    least = int(optimum(problem, 100_000) / problem.time_unit)
+    for bits in range(60):
+        large = larger(problem, times=2**bits)
+        if suited("cpsat", large) == "z3":
+            break
+        assert decide(model_of(large), least << bits).answer is Answer.FOUND, bits
+        assert decide(model_of(large), (least << bits) - 1).answer is Answer.REFUTED, bits
+    assert 30 < bits < 40
+    assert decide(model_of(larger(problem, times=2**50)), least << 50).answer is Answer.UNKNOWN
+    assert suited("cpsat", larger(problem, sizes=2**38)) == "cpsat"
+    assert suited("cpsat", larger(problem, sizes=2**40)) == "z3"
+    assert suited("z3", problem) == "z3"
+
+
+def test_what_takes_no_time_makes_the_unit_finer() -> None:
+    """One of the problem is then more than all operations together take in the unit that is asked in."""
+    free = replace(linear(2, 4, EQUAL, 2), duration=dict.fromkeys(linear(2, 4, EQUAL, 2).duration, (1, 0)))
+    assert suited("cpsat", larger(free, times=2**31)) == "z3"
+    assert suited("cpsat", larger(linear(2, 4, EQUAL, 2), times=2**31)) == "cpsat"
+
+
+def test_the_answer_says_that_z3_took_its_place() -> None:
+    text = "schedule x(p, m)\nstages p\nplace s -> s\nrank r { F * m || I * m || W * m }\nmemory { cap(r) = 2 }\n"
+    exact = pipedsl.parse_text(text + "cost { F = 1.000000000000001 W = 0.7 }\n")
+    result = pipedsl.search(exact, {"p": 4, "m": 8}, budget=5, engine="cpsat")
+    assert (result.optimal, result.proof, result.engine) == (True, "refutation", "z3")
+    assert "z3, as numbers are too large for CP-SAT" in " ".join(result.text.split("\n# "))
+    other = pipedsl.search(pipedsl.parse_text(text), {"p": 4, "m": 8}, budget=5, engine="cpsat")
+    assert (other.proof, other.engine, other.instead) == ("refutation", "cpsat", "")
 
 
 @pytest.mark.parametrize("seed", [2**31 - 1, 2**31, 2**70])

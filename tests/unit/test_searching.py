@@ -244,6 +244,16 @@ def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert user_folder() == Path("~/.cache/pipedsl").expanduser()
 
 
+@pytest.mark.parametrize("budget", [0.01, 1e-9])
+def test_something_is_tried_however_small_the_budget(budget: float) -> None:
+    result = search(load("zero_bubble"), {"p": 4, "m": 8}, budget=budget)
+    assert (result.value, result.optimal) == (27, True)
+    points = sweep(load("zero_bubble"), {"p": 3, "m": 4}, "cap", range(1, 4), budget=budget)
+    assert all(point.result is not None for point in points)
+    chunks = problem("F@0 * m || F@1 * m || B@0 * m || B@1 * m", stages="2 * p", place="?")
+    assert search(chunks, {"p": 2, "m": 2}, budget=budget).placement is not None
+
+
 def test_nothing_found_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> Solution:
         raise NothingFound("no time")

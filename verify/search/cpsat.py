@@ -12,6 +12,7 @@ from typing import Any
 from pipedsl.program import Kind
 from verify.search.bounds import NOTHING
 from verify.search.early import prompt_rows
+from verify.search.engines import FAR
 from verify.search.exact import Answer, Decision, is_longer, orders_by_start, without_instants
 from verify.search.model import Model
 from verify.search.problem import Infeasible, Objective
@@ -21,7 +22,6 @@ from verify.search.windows import Window, narrow
 MOST_SECONDS = 1e6
 SEEDS = 2**31  # it takes no larger one
 LEAST = 0.001  # of work, where none is left
-FAR = 2**40  # CP-SAT wants sums of what it reasons with below 2**63
 
 
 def decide(
@@ -37,7 +37,8 @@ def decide(
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any; as `exact.decide`.
 
-    `work` is CP-SAT's deterministic time, about a second each; the same work gives the same answer.
+    `work` is CP-SAT's deterministic time, about a second each; the same work gives the same answer. Numbers that are
+    too large for it leave it UNKNOWN: `engines.suited` says beforehand.
     """
     model, limit = without_instants(model, limit)
     try:

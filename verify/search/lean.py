@@ -13,6 +13,7 @@ from time import monotonic
 
 from pipedsl.program import Kind
 from verify.search.bounds import lower_bound
+from verify.search.engines import suited
 from verify.search.judge import judge
 from verify.search.levels import Levels, levels_of
 from verify.search.model import Model, model_of, run
@@ -127,7 +128,8 @@ class _Lean:
             return None
         problem, best = self._limited(limit), self.best
         try:
-            budget = replace(self.budget, work=min(self.left, self.probe), seconds=seconds)
+            engine = suited(self.budget.engine, problem)
+            budget = replace(self.budget, work=min(self.left, self.probe), seconds=seconds, engine=engine)
             found = solve(problem, budget=budget, seed=self.seed, goal=best.value)
         except (Infeasible, NothingFound):
             self.left -= self.probe
