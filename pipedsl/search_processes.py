@@ -20,6 +20,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from pipedsl.interrupts import handle_with, is_fragile, press_again, raise_where_safe
+
 GRACE = 30.0
 """Seconds that processes get to bring what they have after Ctrl-C; a second Ctrl-C ends the wait."""
 
@@ -130,7 +132,8 @@ def _counted_interrupts() -> Iterator[_Interrupts]:
             os.write(waker, b"x")
 
     before = signal.getsignal(signal.SIGINT)
-    ours = before is signal.default_int_handler and current_thread() is main_thread()
+    raises = before in (signal.default_int_handler, raise_where_safe)
+    ours = raises and current_thread() is main_thread()
     if ours:
         signal.signal(signal.SIGINT, count)
     try:
@@ -196,7 +199,7 @@ def _work(connection: Connection, work: Callable[[Any], object], item: object) -
     """Send what the work gives. Ctrl-C ends the work once, and what is then sent is sent."""
     os.setpgrp()  # a terminal's Ctrl-C comes by the process that waits, so once
     Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, _once)
+    handle_with(_once)
     answer: tuple[Ended[object], Exception | None]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -211,7 +214,10 @@ def _work(connection: Connection, work: Callable[[Any], object], item: object) -
     connection.send(answer)
 
 
-def _once(_signal: int, _frame: FrameType | None) -> None:
+def _once(_signal: int, frame: FrameType | None) -> None:
+    if is_fragile(frame):
+        press_again()
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while the program is still loading. Imports next to nothing, so that it can come first."""
+"""What Ctrl-C does before, during and after a command. Imports next to nothing, so that it can come first."""
 
 import os
 import signal
@@ -15,7 +15,17 @@ def end_at_once() -> None:
 def raise_again() -> None:
     """From here on the command says what Ctrl-C ended."""
     if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        from pipedsl.interrupts import handle_with, raise_where_safe
+
+        handle_with(raise_where_safe)
+
+
+def ignore_from_now_on() -> None:
+    """The command has said what it had to say."""
+    from pipedsl.interrupts import ignore, raise_where_safe
+
+    if signal.getsignal(signal.SIGINT) in (_end, raise_where_safe):
+        ignore()
 
 
 def _end(_signal: int, _frame: object) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from pipedsl import __version__, check_verifier
-from pipedsl.cli.interrupts import raise_again
+from pipedsl.cli.interrupts import ignore_from_now_on, raise_again
 from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
@@ -75,6 +75,8 @@ class Commands(click.Group):
             if ctx.params.get("debug"):
                 raise
             _fail(ctx, _internal(error))
+        finally:
+            ignore_from_now_on()
 
 
 def _internal(error: Exception) -> str:

@@ -10,6 +10,13 @@ from pathlib import Path
 FOREVER = 600.0
 
 
+class Pressed:
+    """Ctrl-C comes where what it raises is lost."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
 def begun(path: Path) -> int:
     """How often, this time included."""
     with path.open("a") as stream:
@@ -29,8 +36,10 @@ def piece(item: tuple[str, Path]) -> str:
         raise MemoryError
     if what == "fails":
         raise ValueError("no such piece")
-    if what == "until stopped":
+    if what in ("until stopped", "until stopped, once lost"):
         try:
+            if what != "until stopped":
+                Pressed()
             path.with_suffix(".waits").touch()
             time.sleep(FOREVER)
         except KeyboardInterrupt:

@@ -112,6 +112,10 @@ def test_ctrl_c_to_this_process_alone_reaches_the_others(tmp_path: Path) -> None
     assert run.times("c") == 0, "nothing is begun after Ctrl-C"
 
 
+def test_ctrl_c_is_not_lost_in_what_ends(tmp_path: Path) -> None:
+    assert Run(tmp_path)(("until stopped, once lost", "a"), ("x", "b")) == [Ended("stopped"), Ended("x, 1")]
+
+
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     class Pressed(Run):
         def done(self, number: int, value: str) -> None:

@@ -7,6 +7,9 @@ of what gives it back. Needs `pipedsl[cpsat]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from pipedsl.program import Kind
@@ -22,6 +25,7 @@ from verify.search.windows import Window, narrow
 MOST_SECONDS = 1e6
 SEEDS = 2**31  # it takes no larger one
 LEAST = 0.001  # of work, where none is left
+OFTEN = 0.05  # seconds between stops of what may not have begun
 
 
 def decide(
@@ -60,7 +64,7 @@ def decide(
             solver.parameters.max_deterministic_time = max(LEAST, work - used)
         if seconds:
             solver.parameters.max_time_in_seconds = min(seconds, MOST_SECONDS)
-        status = solver.solve(asked)
+        status = _solve(solver, asked)
         used += solver.response_proto.deterministic_time
         if status == cp_model.INFEASIBLE:
             return Decision(Answer.REFUTED, None, used, "CP-SAT")
@@ -71,6 +75,31 @@ def decide(
             return Decision(Answer.FOUND, rows, used, "CP-SAT")
         prompt = True
         _begin_early(asked, start, model, window)
+
+
+def _solve(solver: Any, asked: Any) -> Any:
+    """The solver's answer. Ctrl-C, of which CP-SAT itself would make an answer, ends it as KeyboardInterrupt."""
+    solver.parameters.catch_sigint_signal = False
+    answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((solver.solve(asked), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    Thread(target=answer, daemon=True).start()
+    try:
+        status, error = answers.get()
+    except KeyboardInterrupt:
+        while True:
+            solver.stop_search()  # nothing happens before it has begun
+            with suppress(Empty):
+                answers.get(timeout=OFTEN)
+                raise
+    if error is not None:
+        raise error
+    return status
 
 
 def _begin_early(asked: Any, start: list[Any], model: Model, window: Window) -> None:
