@@ -40,6 +40,7 @@ RUNTIME_MODULES = (
     "last_words",
     "position",
     "post_mortem",
+    "options",
     "turns",
     "rendezvous",
     "watch",

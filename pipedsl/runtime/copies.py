@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from pipedsl.runtime.plan import PipelineError, Plan
-from pipedsl.runtime.rendezvous import linger
+from pipedsl.runtime.plan import CannotStart, Plan
 from pipedsl.runtime.tied import local_part
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
@@ -120,8 +119,7 @@ class Copies:
         joined = [] if complaints else _joined(self._plan, held)
         complaints = complaints or [text for each in joined for text in _half_tied(each, ties)]
         if complaints:
-            linger(self._wire, self._store)
-            raise PipelineError(f"{self._plan.title} cannot start: " + "; ".join(complaints))
+            raise CannotStart(self._plan, "; ".join(complaints))
         for each in joined:
             owners = tuple(sorted({rank for rank, _ in each.holders}))
             _, _, gradient_type, trained = each.kind

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +20,9 @@ from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.neighbours import Neighbourhood
 from pipedsl.runtime.norms import clip_over_ranks
+from pipedsl.runtime.options import USUAL_TIMEOUT, join, understand
 from pipedsl.runtime.patience import StoreSilent
-from pipedsl.runtime.plan import PipelineError, Plan, merge_backwards, read_calls, split_backwards
-from pipedsl.runtime.post_mortem import post_mortem_folder
+from pipedsl.runtime.plan import CannotStart, Plan, merge_backwards, read_calls, split_backwards
 from pipedsl.runtime.reductions import Reductions
 from pipedsl.runtime.rendezvous import agree, instance_name
 from pipedsl.runtime.scaling import unscale_over_ranks
@@ -32,9 +30,8 @@ from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.timeline import Timeline, gather_timeline
 from pipedsl.runtime.tree import split
 from pipedsl.runtime.watch import Watch, close_with
-from pipedsl.runtime.wire import TorchWire, Wire, choose_device, text_of
+from pipedsl.runtime.wire import Wire, text_of
 
-_USUAL_TIMEOUT = 300.0  # seconds
 CountFunction = Callable[[Any], float | torch.Tensor]
 
 
@@ -71,49 +68,45 @@ class Executor:
         tied: Mapping[str, torch.nn.Parameter] | None = None,
         process_group: dist.ProcessGroup | Wire | None = None,
         device: torch.device | str | int | None = None,
-        timeout: float = _USUAL_TIMEOUT,
+        timeout: float = USUAL_TIMEOUT,
         trace: bool = False,
         shared_memory: bool = True,
         post_mortem: str | os.PathLike[str] | None = None,
     ) -> None:
-        chunks, problem = _modules(modules)
-        timeout, untimely = _seconds(timeout)
-        group = process_group if process_group is None or isinstance(process_group, dist.ProcessGroup) else None
-        self._device = choose_device(chunks, group) if device is None else torch.device(device)
-        if process_group is None or isinstance(process_group, dist.ProcessGroup):
-            wire: Wire = TorchWire(process_group, self._device, timeout)
-        else:
-            wire = process_group
+        group = process_group if isinstance(process_group, dist.ProcessGroup) else None
+        options = understand(modules, timeout, device, post_mortem, group)
+        wire = join(process_group, options)
+        self._device = options.device
         self._plan = plan
         self._wire = wire
         self._loss_fn = loss_fn
         self._count_fn = count_fn
-        self._modules = chunks
+        self._modules = options.modules
         self._stages = plan.chunks(wire.rank)
         self._timelines = 0  # how many have been asked for
-        self._clock = Clock(self._device) if trace else None
         self._marks: Sequence[Mark] = ()
         try:
             self._name = instance_name(wire)
-            self._watch = Watch(plan, wire, self._name, timeout, post_mortem_folder(post_mortem))
+            self._watch = Watch(plan, wire, self._name, options.timeout, options.folder)
         except (dist.DistError, StoreSilent) as error:  # the others may have waited, and ended, long ago
-            raise PipelineError(
-                f"{plan.title} cannot start: {wire.store_host}, which holds the ranks' store, does not answer: "
-                f"{text_of(error)}"
-            ) from error
+            gone = f"{wire.store_host}, which holds the ranks' store, does not answer: {text_of(error)}"
+            raise CannotStart(plan, gone) from error
         close_with(self, self._watch)
         with self._watch.alone("making the pipeline", awaited=True):
+            if options.error is not None:
+                raise options.error
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            self._clock = Clock(self._device) if trace else None
             self._tied = Tied(wire, wire.store(self._name), tied)
-            self._meet(problem or untimely, dict(tied or {}), timeout, shared_memory)
+            self._meet(options.problem, dict(tied or {}), options.timeout, shared_memory)
             self._prepare()
 
     def _meet(self, problem: str, tied: Mapping[str, torch.nn.Parameter], timeout: float, shares: bool) -> None:
         """Do all ranks have what the schedule was compiled for? `problem`: what is known to be wrong here already."""
         plan, wire, stages, chunks = self._plan, self._wire, self._stages, self._modules
         if wire.size != plan.ranks:
-            raise PipelineError(
-                f"{plan.title} was compiled for p = {plan.ranks} ranks, but the process group has {wire.size}"
-            )
+            raise CannotStart(plan, f"compiled for p = {plan.ranks} ranks, but the process group has {wire.size}")
         if not problem and len(chunks) != len(stages):
             names = ", ".join(map(plan.stage_name, stages))
             problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
@@ -127,7 +120,7 @@ class Executor:
             stop = self._watch.stop_if_told
             offers = agree(wire, self._name, plan, device, problem, timeout, stop, shares=shares, offer=near.offer)
             wire.links = near.connect(plan, wire.rank, offers, wire.store(self._name), timeout, stop)
-        self._tied.learn(plan.title)
+        self._tied.learn(plan)
         self._copies.learn()
 
     def _prepare(self) -> None:
@@ -331,28 +324,6 @@ class _Together:
                     raise failed from (error if self._watch.began_here else None)
         finally:
             self._watch.end()
-
-
-def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:
-    """The stage modules as a list, and what is wrong with them."""
-    if isinstance(given, torch.nn.Module):
-        return [given], ""
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        return [], f"stage_modules must be a torch.nn.Module or a list of them, not a {type(given).__name__}"
-    modules = list(given)
-    for each in modules:
-        if not isinstance(each, torch.nn.Module):
-            return [], f"stage_modules must be torch.nn.Modules, not a {type(each).__name__}"
-    return modules, ""
-
-
-def _seconds(given: Any) -> tuple[float, str]:
-    """A timeout, and what is wrong with it; then one to meet the others with, who are to know."""
-    is_number = isinstance(given, Real)
-    if is_number and 0 < given <= threading.TIMEOUT_MAX:
-        return float(given), ""
-    most = f"{threading.TIMEOUT_MAX:.0f}"
-    return _USUAL_TIMEOUT, f"timeout must be a number of seconds, more than 0 and at most {most}, not {given!r:.40}"
 
 
 def _transport_problem(plan: Plan, wire: Wire) -> str:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipedsl.runtime.plan import PipelineError, Plan, PlannedCall, read_calls
+from pipedsl.runtime.plan import CannotStart, Plan, PlannedCall, read_calls
 from pipedsl.runtime.shared_memory import Link, Window, can_share_memory, credentials, make_room
 from pipedsl.runtime.wire import Store
 
@@ -73,7 +73,7 @@ class Neighbourhood:
             """Whether another rank says that it has reached this one, or accepted it."""
             while not store.check([f"{what}/{peer}"]):
                 if time.monotonic() > deadline:
-                    raise PipelineError(f"{plan.title}: rank {peer} did not make its Pipeline within {seconds:g} s")
+                    raise CannotStart(plan, f"rank {peer} did not make its Pipeline within {seconds:g} s")
                 stop()
                 time.sleep(_VERDICT_POLL)
             return rank in json.loads(store.get(f"{what}/{peer}"))

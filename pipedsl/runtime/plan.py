@@ -74,6 +74,14 @@ class Plan:
         return f"{self.schedule}({params})"
 
 
+class CannotStart(PipelineError):
+    """A pipeline is not made; `why`, in words that are good for every rank."""
+
+    def __init__(self, plan: Plan, why: str) -> None:
+        super().__init__(f"{plan.title} cannot start: {why}")
+        self.why = why
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
     """One call of a rank.

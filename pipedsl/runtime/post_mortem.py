@@ -29,7 +29,9 @@ _JOB = ("RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_
 
 def post_mortem_folder(given: str | os.PathLike[str] | None) -> str:
     """Where state files go: what is given, or else the environment's; empty for nowhere."""
-    folder = os.environ.get("PIPEDSL_POST_MORTEM", "") if given is None else os.fspath(given)
+    if given is not None and not isinstance(given, str | bytes | os.PathLike):
+        raise TypeError(f"post_mortem must be a folder's path, not a {type(given).__name__}")
+    folder = os.environ.get("PIPEDSL_POST_MORTEM", "") if given is None else os.fsdecode(given)
     return os.path.abspath(folder) if folder else ""
 
 

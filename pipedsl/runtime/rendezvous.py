@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable
 
-from pipedsl.runtime.plan import PipelineError, Plan
-from pipedsl.runtime.wire import Store, Wire
-
-_LINGER = 2.0  # seconds that the store's host waits for the others to read why nothing starts
+from pipedsl.runtime.plan import CannotStart, Plan
+from pipedsl.runtime.wire import Wire, called
 
 
 def instance_name(wire: Wire) -> str:
@@ -32,7 +29,7 @@ def agree(
 ) -> list[str]:
     """Meet all ranks; what each of them has to `offer`. `stop`: called while they are waited for, to raise.
 
-    PipelineError, on every one of them, where one has a `problem`, another plan or device, or is to share memory with
+    CannotStart, on every one of them, where one has a `problem`, another plan or device, or is to share memory with
     others of its host where those are not.
     """
     store = wire.store(name)
@@ -42,34 +39,26 @@ def agree(
     while missing:
         missing -= {rank for rank in missing if store.check([f"ready/{rank}"])}
         if missing and time.monotonic() > deadline:
-            names = ", ".join(map(str, sorted(missing)))
-            raise PipelineError(f"{plan.title}: rank {names} did not make its Pipeline within {timeout:g} s")
+            names = ", ".join(called(wire, rank) for rank in sorted(missing))
+            raise CannotStart(plan, f"{names} did not make its Pipeline within {timeout:g} s")
+        stop()
         if missing:
-            stop()
             time.sleep(0.01)
     complaints = []
     offers = []
+    here = called(wire, wire.rank)
     for rank in range(wire.size):
+        there = called(wire, rank)
         theirs, fingerprint, kind, shared, offered = json.loads(store.get(f"ready/{rank}"))
         offers.append(offered)
         if theirs:
-            complaints.append(f"rank {rank}: {theirs}")
+            complaints.append(f"{there}: {theirs}")
         if fingerprint != plan.fingerprint:
-            complaints.append(f"rank {rank} runs another compiled file than rank {wire.rank}")
+            complaints.append(f"{there} runs another compiled file than {here}")
         if kind != device:
-            complaints.append(f"rank {rank} works on {kind}, rank {wire.rank} on {device}")
+            complaints.append(f"{there} works on {kind}, {here} on {device}")
         if shared != shares:
-            complaints.append(f"rank {rank} has shared_memory={shared}, rank {wire.rank} shared_memory={shares}")
+            complaints.append(f"{there} has shared_memory={shared}, {here} shared_memory={shares}")
     if complaints:
-        linger(wire, store)
-        raise PipelineError(f"{plan.title} cannot start: " + "; ".join(complaints))
+        raise CannotStart(plan, "; ".join(complaints))
     return offers
-
-
-def linger(wire: Wire, store: Store) -> None:
-    """The process that holds the store goes last."""
-    deadline = time.monotonic() + _LINGER
-    with contextlib.suppress(Exception):
-        store.add("read", 1)
-        while wire.hosts_store and store.add("read", 0) < wire.size and time.monotonic() < deadline:
-            time.sleep(0.01)

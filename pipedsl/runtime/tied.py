@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from pipedsl.runtime.plan import PipelineError
-from pipedsl.runtime.rendezvous import linger
+from pipedsl.runtime.plan import CannotStart, Plan
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TIED_TAG, ConnectionLost, Store, Wire
 
@@ -51,7 +50,7 @@ class Tied:
         signature = {name: [list(q.shape), str(q.dtype), q.requires_grad] for name, q in self._own.items()}
         self._store.set(f"tied/{self._wire.rank}", json.dumps(signature))
 
-    def learn(self, title: str) -> None:
+    def learn(self, plan: Plan) -> None:
         """Who else owns what; after the ranks have met.
 
         PipelineError, on every rank, where copies differ in kind, and where a name has one owner: a slip of the pen
@@ -63,8 +62,7 @@ class Tied:
                 found.setdefault(name, {})[rank] = signature
         complaints = [text for name in sorted(found) for text in self._complaints(name, found)]
         if complaints:
-            linger(self._wire, self._store)
-            raise PipelineError(f"{title} cannot start: " + "; ".join(complaints))
+            raise CannotStart(plan, "; ".join(complaints))
         self._anywhere = any(len(signatures) > 1 for signatures in found.values())
         for name, signatures in sorted(found.items()):
             _, _, trained = next(iter(signatures.values()))

@@ -20,12 +20,11 @@ import torch.distributed as dist
 
 from pipedsl.runtime.last_words import LastWords
 from pipedsl.runtime.patience import StoreSilent
-from pipedsl.runtime.plan import PipelineError, Plan
+from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
-from pipedsl.runtime.rendezvous import linger
 from pipedsl.runtime.turns import Turns
-from pipedsl.runtime.wire import ConnectionLost, Store, Wire, say, text_of
+from pipedsl.runtime.wire import ConnectionLost, Store, Wire, called, say, text_of
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
@@ -40,6 +39,7 @@ class Watch:
         self.failure: Report | None = None
         self._plan = plan
         self._wire = wire
+        self._here = called(wire, wire.rank)
         self._timeout = timeout
         self._store = wire.store(name, for_thread=True)
         self._own_store = wire.store(name)
@@ -95,7 +95,7 @@ class Watch:
     def alone(self, what: str, *, awaited: bool = False) -> Iterator[None]:
         """While inside, this rank does something by itself: what fails stays what it is, and leaves a state file.
 
-        `awaited`: the others do it too, and wait for each other, so they are told.
+        `awaited`: the others do it too, and wait for each other, so they are told, and all raise CannotStart.
         """
         self.position.note(what)
         self._last_words.install()
@@ -103,12 +103,13 @@ class Watch:
             yield
         except BaseException as error:
             known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
-            if awaited and known is not None:
-                self._say_where(self._own_store, self._declare(self._own_store, "raised", known["text"]))
-                linger(self._wire, self._own_store)
+            if awaited:
+                known = self._tell_all(error, known)
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
+            if awaited and known is not None and isinstance(error, Exception):
+                raise CannotStart(self._plan, self._head(known)) from error
             raise
         finally:
             self._last_words.remove()
@@ -118,8 +119,28 @@ class Watch:
         """While the ranks meet: PipelineError where one of them has failed at that, or their store is gone."""
         failure = self._look(self._own_store)
         if failure is not None:
-            linger(self._wire, self._own_store)
-            raise PipelineError(f"{self._plan.title} cannot start: {self._head(failure)}")
+            raise CannotStart(self._plan, self._head(failure))
+
+    def _tell_all(self, error: BaseException, known: Report | None) -> Report | None:
+        """Let the other ranks, which make their pipelines too, know why this one has none; what is known then."""
+        store = self._own_store
+        if isinstance(error, dist.DistError | StoreSilent):  # it need not be the store that is gone
+            known = self._look(store) or known
+        if known is not None and known["why"] != "store":
+            self._declare(store, known["why"], known["text"])
+        elif isinstance(error, CannotStart):
+            self._declare(store, "unmet", error.why)
+        self._say_where(store, known or {})
+        self._linger(store)
+        return known
+
+    def _linger(self, store: Store) -> None:
+        """The process that holds the store goes last, when the others have read why nothing starts."""
+        deadline = time.monotonic() + _GATHER
+        with contextlib.suppress(Exception):
+            store.add("read", 1)
+            while self._wire.hosts_store and store.add("read", 0) < self._wire.size and time.monotonic() < deadline:
+                time.sleep(_WATCH_POLL / 10)
 
     def stop_if_failed(self) -> None:
         """Called by the main thread between calls: leave early where another rank has failed."""
@@ -237,7 +258,7 @@ class Watch:
         """Say what is known, in one line."""
         self._announced = True
         self._known = failure
-        here = "" if failure["rank"] == self._wire.rank else f"; rank {self._wire.rank} was at {self._where()}"
+        here = "" if failure["rank"] == self._wire.rank else f"; {self._here} was at {self._where()}"
         self._said = f"pipeline {self._plan.title}: {self._head(failure)}{here}"
         say(self._said)
 
@@ -247,8 +268,8 @@ class Watch:
             return ""
         failure = self.failure or self._look(self._store) or self._look(self._store, "known")
         known = "" if failure is None else f"; {self._head(failure)}"
-        rank, self._known = self._wire.rank, failure
-        self._said = f"pipeline {self._plan.title}: rank {rank} was told to end (SIGTERM) at {self._where()}{known}"
+        self._known = failure
+        self._said = f"pipeline {self._plan.title}: {self._here} was told to end (SIGTERM) at {self._where()}{known}"
         return self._said
 
     def _leave_state(self) -> None:
@@ -326,17 +347,19 @@ class Watch:
 
     def _head(self, failure: Report) -> str:
         """A failure in one line: who, where, what."""
-        rank, where, text = failure["rank"], failure["where"], failure["text"]
+        rank, where, text = called(self._wire, failure["rank"]), failure["where"], failure["text"]
+        if failure["why"] == "unmet":
+            return str(text)
         if failure["why"] == "raised":
-            return f"rank {rank} failed at {where}: {text}"
+            return f"{rank} failed at {where}: {text}"
         if failure["why"] == "lost":
-            peer = f"rank {failure['peer']}" if failure["peer"] >= 0 else "another rank"
-            return f"rank {rank} lost its connection to {peer} at {where}: {text}"
+            peer = called(self._wire, failure["peer"]) if failure["peer"] >= 0 else "another rank"
+            return f"{rank} lost its connection to {peer} at {where}: {text}"
         if failure["why"] == "store":
-            return f"{self._wire.store_host}, which holds the ranks' store, {text}; rank {rank} stood at {where}"
+            return f"{self._wire.store_host}, which holds the ranks' store, {text}; {rank} stood at {where}"
         if failure["why"] == "parted":
-            return f"the ranks do different things: {text}; rank {rank} stood at {where}"
-        return f"{text}: rank {rank} stood at {where}"
+            return f"the ranks do different things: {text}; {rank} stood at {where}"
+        return f"{text}: {rank} stood at {where}"
 
     def _compose(self, store: Store, failure: Report) -> str:
         states = self._answers = {} if "alone" in failure else self._gather(store, failure)
@@ -351,22 +374,23 @@ class Watch:
             involved.add(culprit)
             if culprit != origin:
                 stands = "does not answer" if culprit in silent else f"stands at {states[culprit]['where']}"
-                head += f"; what it waits for leads to rank {culprit}, which {stands}"
+                head += f"; what it waits for leads to {called(self._wire, culprit)}, which {stands}"
         involved.update(int(states[rank]["peer"]) for rank in list(involved) if rank in states)
         lines = [f"pipeline {self._plan.title}: {head}"]
         for rank in sorted(involved - {-1}):
             if rank in states:
-                lines.append(f"  rank {rank} was at {states[rank]['where']}, for {states[rank]['seconds']} s")
+                stood = states[rank]
+                lines.append(f"  {called(self._wire, rank)} was at {stood['where']}, for {stood['seconds']} s")
         if silent:
-            names = ", ".join(map(str, silent))
-            lines.append(f"  no answer from rank {names} (dead, stopped, or not in step())")
+            names = ", ".join(called(self._wire, rank) for rank in silent)
+            lines.append(f"  no answer from {names} (dead, stopped, or not in step())")
         if silent or failure["why"] in ("waited", "parted"):
             lines += self._turns_apart(store, states, silent)
         if "alone" in failure and failure["why"] != "store":
             lines.append(
                 f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
             )
-        lines.append(f"  this is {self._wire.name}")
+        lines.append(f"  this is {self._here}")
         return "\n".join(lines)
 
     def _turns_apart(self, store: Store, states: dict[int, Report], silent: list[int]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ class ConnectionLost(RuntimeError):
 class Wire(Protocol):
     """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
 
-    `name`: what this rank is called where there may be others of its number, in words.
+    `ranks`: the number of each in the whole job, where there may be others of its number here.
     `transport`: which of those that schedules are verified for this is, every edge warm; its own name if none.
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
     `store_host`: who holds the store, in words; `hosts_store`: this process does. `links`: what connects this rank
@@ -43,7 +43,7 @@ class Wire(Protocol):
 
     rank: int
     size: int
-    name: str
+    ranks: Sequence[int]
     transport: str
     in_order: bool
     linkable: bool
@@ -93,8 +93,7 @@ class TorchWire:
         if self.rank < 0:
             raise RuntimeError("this process is not in the process group that the Pipeline was given")
         self.size = dist.get_world_size(chosen)
-        among_all = dist.get_rank()
-        self.name = f"rank {self.rank}" + ("" if among_all == self.rank else f", global rank {among_all}")
+        self.ranks: Sequence[int] = dist.get_process_group_ranks(chosen)
         backend = backend_name(chosen, device)
         eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
         self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend
@@ -103,8 +102,7 @@ class TorchWire:
         self.links: Mapping[int, Link] = {}
         # A communicator of NCCL's runs one message at a time: with one for each direction, a receive that is posted
         # early holds up no send. What is safe on one communicator is safe on two, which wait for less.
-        ranks = dist.get_process_group_ranks(chosen)
-        self._by_direction = backend == "nccl" and not eager and ranks == sorted(ranks)
+        self._by_direction = backend == "nccl" and not eager and self.ranks == sorted(self.ranks)
         self._groups: tuple[dist.ProcessGroup, dist.ProcessGroup] | None = None
         with_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self.hosts_store = dist.get_rank() == 0 and not with_agent
@@ -112,8 +110,6 @@ class TorchWire:
         self._device = device
         # The watchdog has one of its own: it must not queue behind what the main thread asks.
         self._helpers = {for_thread: Helper(timeout) for for_thread in (False, True)}
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
 
     def store(self, name: str, *, for_thread: bool = False) -> Store:
         shared: Store = dist.distributed_c10d._get_default_store()
@@ -136,8 +132,7 @@ class TorchWire:
     def _towards(self, higher: bool) -> dist.ProcessGroup:
         """The group of messages to higher ranks, or to lower ones. All ranks make them with their first message."""
         if self._groups is None:
-            ranks = dist.get_process_group_ranks(self._group)
-            made = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
+            made = [dist.new_group(list(self.ranks), use_local_synchronization=True) for _ in range(2)]
             self._groups = made[0], made[1]
         return self._groups[higher]
 
@@ -168,6 +163,12 @@ class TorchWire:
     def give_up(self, message: str) -> None:
         say(message)
         os._exit(1)
+
+
+def called(wire: Wire, rank: int) -> str:
+    """A rank in words, with its number in the whole job where that is another."""
+    among_all = wire.ranks[rank]
+    return f"rank {rank}" if among_all == rank else f"rank {rank} (global rank {among_all})"
 
 
 def text_of(error: BaseException) -> str:

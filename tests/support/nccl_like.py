@@ -177,8 +177,8 @@ class Wire:
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric = fabric
         self.rank = rank
-        self.name = f"rank {rank}"
         self.size = fabric.ranks
+        self.ranks = range(fabric.ranks)
         self.links: Mapping[int, Link] = {}
         self.transport = f"nccl-{fabric.mode}-warm"
 

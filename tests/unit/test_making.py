@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,14 @@ from tests.support.worker import load
 LONG = 3600.0  # seconds: longer than the test may take
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled.compile_to(tmp_path_factory.mktemp("making") / "x.py", compiled.ONE_F_ONE_B, p=2, m=2)
+
+
 @pytest.fixture
-def module(tmp_path: Path) -> Any:
-    return load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
+def module(path: Path) -> Any:
+    return load(path)
 
 
 @pytest.mark.parametrize("timeout", [math.inf, -math.inf, math.nan, 0, -1.0, 1e300, 10**400, None, "5", timedelta(5)])
@@ -67,10 +74,110 @@ def test_an_error_of_one_rank_is_told_to_the_others(
 
     ranks = run_ranks(Fabric(2, LAZY), work)
     assert not any(rank.hung for rank in ranks)
-    assert isinstance(ranks[victim].error, OSError)
-    other = ranks[1 - victim].error
-    assert isinstance(other, module.PipelineError)
-    assert f"rank {victim} failed at making the pipeline: OSError: a fault made on purpose" in str(other)
+    assert isinstance(getattr(ranks[victim].error, "__cause__", None), OSError)
+    for rank in ranks:
+        assert isinstance(rank.error, module.PipelineError)
+        assert f"rank {victim} failed at making the pipeline: OSError: a fault made on purpose" in str(rank.error)
+
+
+class Unreadable(nn.Module):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def parameters(self, recurse: bool = True) -> Any:
+        raise self.error
+
+
+def no_modules() -> Iterator[nn.Module]:
+    yield nn.Identity()
+    raise ValueError("there are no more modules")
+
+
+SLIPS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "device": (lambda: {"device": "nonsense"}, "RuntimeError: Expected one of cpu, "),
+    "folder": (lambda: {"post_mortem": 5}, "TypeError: post_mortem must be a folder's path, not a int"),
+    "parameters": (lambda: {"stage_modules": Unreadable(ValueError("no parameters"))}, "ValueError: no parameters"),
+    "modules": (lambda: {"stage_modules": no_modules()}, "ValueError: there are no more modules"),
+    "ties": (lambda: {"tied": 5}, "TypeError: 'int' object is not iterable"),
+    "timeout": (lambda: {"timeout": Infinite()}, "ValueError: this number cannot be compared"),
+    "interrupt": (lambda: {"stage_modules": Unreadable(KeyboardInterrupt())}, "KeyboardInterrupt"),
+}
+
+
+class Infinite(Fraction):
+    def __gt__(self, other: Any) -> bool:
+        raise ValueError("this number cannot be compared")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("slip", SLIPS)
+def test_what_fails_before_ranks_meet_is_told_to_the_others(slip: str, victim: int, module: Any) -> None:
+    wrong, says = SLIPS[slip]
+
+    def make(wire: Any) -> None:
+        given = {"stage_modules": nn.Identity(), "process_group": wire, "timeout": LONG}
+        module.Pipeline(**{**given, **(wrong() if wire.rank == victim else {})})
+
+    ranks = run_ranks(Fabric(2, LAZY), make)
+    for number, rank in enumerate(ranks):
+        if (slip, number) == ("interrupt", victim):
+            assert isinstance(rank.error, KeyboardInterrupt)  # stays what it is where it came from
+            continue
+        assert isinstance(rank.error, module.PipelineError), rank
+        assert f" cannot start: rank {victim} failed at making the pipeline: {says}" in str(rank.error)
+
+
+def test_ranks_that_wait_for_one_say_so_and_it_is_told(module: Any) -> None:
+    """Also where it comes when nobody waits any longer."""
+    over = threading.Event()
+
+    def make(wire: Any) -> None:
+        if wire.rank:
+            assert over.wait(50)
+        try:
+            module.Pipeline(nn.Identity(), process_group=wire, timeout=LONG if wire.rank else 0.1)
+        finally:
+            over.set()
+
+    for rank in run_ranks(Fabric(2, LAZY), make):
+        assert isinstance(rank.error, module.PipelineError), rank
+        assert " cannot start: rank 1 did not make its Pipeline within 0.1 s" in str(rank.error)
+
+
+def test_a_store_that_is_lost_while_others_are_waited_for_is_named(module: Any) -> None:
+    """As its host has waited for them as long, and ended."""
+
+    class Ends:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return self.gone if waited else getattr(self.store, name)
+
+        def check(self, keys: list[str]) -> bool:
+            waited.extend(key for key in keys if key == "ready/1")
+            return bool(self.gone() if waited else self.store.check(keys))
+
+        def gone(self, *_: Any) -> None:
+            raise dist.DistNetworkError("failed to recv, got 0 bytes")
+
+    class Lost(Wire):
+        def store(self, name: str, *, for_thread: bool = False) -> Any:
+            return Ends(super().store(name, for_thread=for_thread))
+
+    waited: list[str] = []
+    with pytest.raises(module.PipelineError) as found:
+        module.Pipeline(nn.Identity(), process_group=Lost(Fabric(2, LAZY), 0), timeout=30)
+    assert "the test, which holds the ranks' store, is gone; rank 0 stood at making the pipeline" in str(found.value)
+
+
+@pytest.mark.parametrize("group", [5, "world", object()])
+def test_what_is_no_process_group_is_refused(group: Any, module: Any) -> None:
+    with pytest.raises(TypeError, match=r"process_group must be a torch\.distributed\.ProcessGroup, not a "):
+        module.Pipeline(nn.Identity(), process_group=group)
+    with pytest.raises(RuntimeError, match="this process is not in the process group that the Pipeline was given"):
+        module.Pipeline(nn.Identity(), process_group=dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def test_a_rank_that_comes_when_the_store_is_gone_is_told_so(module: Any) -> None:

@@ -444,9 +444,27 @@ def an_error_in_one_of_two_pipelines(job: Job) -> None:
     if not of_two:
         pipe.step(*tokens(0))
         return
-    with pytest.raises(compiled.PipelineError, match="rank 1 failed at F of stage 1, microbatch 0") as found:
+    with pytest.raises(compiled.PipelineError, match=r"rank 1 \(global rank 3\) failed at F of stage 1") as found:
         pipe.step(*tokens(0))
-    assert str(found.value).endswith(f"this is rank {own}, global rank {job.rank}")
+    assert str(found.value).endswith(f"this is rank {own} (global rank {job.rank})")
+
+
+@case
+def an_option_that_one_rank_has_wrong(job: Job) -> None:
+    """Its pipeline's ranks say which of all it is; the other pipeline is made."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    compiled = job.compiled("whole_2")
+
+    def make(device: str) -> None:
+        compiled.Pipeline(nn.Identity(), process_group=groups[job.rank % 2], device=device, timeout=90)
+
+    if job.rank % 2 == 0:
+        make("cpu")
+        return
+    with pytest.raises(
+        compiled.PipelineError, match=r"rank 1 \(global rank 3\) failed at making the pipeline: Runtime"
+    ):
+        make("nonsense" if job.rank == 3 else "cpu")
 
 
 @case
@@ -455,7 +473,9 @@ def a_static_graph(job: Job) -> None:
     own = both.get_local_rank("pipe")
     stage = DistributedDataParallel(nn.Linear(4, 4), process_group=both.get_group("data"), static_graph=True)
     compiled = job.compiled("whole_2")
-    with pytest.raises(compiled.PipelineError, match="rank 1: DistributedDataParallel with static_graph=True"):
+    with pytest.raises(
+        compiled.PipelineError, match=r"rank 1( \(global rank 3\))?: DistributedDataParallel with static_graph=True"
+    ):
         compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)
 
 
@@ -467,5 +487,5 @@ def the_old_fully_sharded(job: Job) -> None:
         warnings.simplefilter("ignore")
         stage = FullyShardedDataParallel(nn.Linear(4, 4), both.get_group("data"), device_id=torch.device("cpu"))
     compiled = job.compiled("whole_2")
-    with pytest.raises(compiled.PipelineError, match="rank 1: FullyShardedDataParallel reduces gradients in every"):
+    with pytest.raises(compiled.PipelineError, match=r"rank 1( \(global rank 3\))?: FullyShardedDataParallel reduces"):
         compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)
