@@ -31,8 +31,11 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         return
     mode = _mode(path)
     if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "wb") as stream:  # raises for a directory
-            stream.write(data)
+        try:
+            with open(path, "wb") as stream:  # raises for a directory
+                stream.write(data)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         return
     target = Path(os.path.realpath(path))
     if mode is not None and not os.access(target, os.W_OK):

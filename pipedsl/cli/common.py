@@ -165,10 +165,11 @@ def finish(status: int) -> NoReturn:
     raise click.exceptions.Exit(status)
 
 
-def write(text: str) -> None:
-    """To standard output, as it is."""
-    if sys.stdout is not None:
-        sys.stdout.write(text)
+def write(text: str, err: bool = False) -> None:
+    """To standard output, or standard error, as it is."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is not None:
+        stream.write(text)
 
 
 def print_lines(lines: Iterable[Line], color: Colour = "auto", err: bool = False) -> None:
@@ -181,5 +182,5 @@ def print_diagnostics(diagnostics: Iterable[Diagnostic], color: Colour = "auto",
     print_lines(diagnostics_lines(diagnostics), color, err)
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    write(json.dumps(document, indent=2) + "\n")
+def print_json(document: Mapping[str, Any], err: bool = False) -> None:
+    write(json.dumps(document, indent=2) + "\n", err)

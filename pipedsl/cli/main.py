@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -16,6 +14,7 @@ import click
 
 from pipedsl import __version__, check_verifier
 from pipedsl.cli.interrupts import ignore_from_now_on, raise_again
+from pipedsl.cli.output import forget_output
 from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
@@ -55,7 +54,7 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit):
             raise
         except BrokenPipeError:
-            _forget_output()
+            forget_output()
             ctx.exit(NO_READER)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
@@ -69,7 +68,7 @@ class Commands(click.Group):
         except MemoryError:
             _fail(ctx, "out of memory; a smaller p or m, or a lower --limit-operations, needs less")
         except OSError as error:
-            _forget_output()
+            forget_output()
             _fail(ctx, f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
         except Exception as error:
             if ctx.params.get("debug"):
@@ -99,14 +98,6 @@ def _fail(ctx: click.Context, message: str) -> NoReturn:
     for number, text in enumerate(message.split("\n")):
         click.echo(f"{'' if number else 'error: '}{visible(text)}", err=True)
     ctx.exit(FAILED)
-
-
-def _forget_output() -> None:
-    """Whoever read the output is gone: let the flush at the end of the process go nowhere, silently."""
-    with suppress(OSError, ValueError, AttributeError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

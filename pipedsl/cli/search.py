@@ -31,7 +31,8 @@ from pipedsl.cli.common import (
     transport_option,
     write,
 )
-from pipedsl.cli.status import INTERRUPTED, OK, REJECTED, UNKNOWN
+from pipedsl.cli.output import keep
+from pipedsl.cli.status import FAILED, INTERRUPTED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.every_m import EveryM, every_m
 from pipedsl.files import check_writable, write_atomically
@@ -153,7 +154,8 @@ def command(
     The answer says its value, the best lower bound, and so whether it is the smallest there is. Ctrl-C keeps the best
     so far. docs/search.md has more.
 
-    Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage, 3 ended before there was an answer.
+    Exit status: 0 found, 1 no order keeps to the caps, 2 wrong usage or an output that could not be written, 3 ended
+    before there was an answer.
     """
     cache = None if fresh else user_folder()
     chosen = next((name for name in NAMES if name == engine), None)
@@ -252,35 +254,59 @@ def _finish(
     form: str,
     color: Colour,
 ) -> None:
-    if output == "-":
-        write(text)
-    elif output is not None:
-        write_atomically(output, text)
-    try:
+    where = "on standard output" if form == "text" else "in the JSON"
+    whole = output in (None, "-") or _written(output, text, f"the answer is {where}")
+    on_output = output == "-" or (not whole and form == "text")
+
+    def report(err: bool) -> None:
         if form == "json":
-            print_json({**search_document(result, every), "sched": text})
+            print_json({**search_document(result, every), "sched": text}, err)
         else:
-            print_diagnostics(result.report.diagnostics, color, err=output == "-")
-            print_lines(search_lines(result, every), color, err=output == "-")
+            print_diagnostics(result.report.diagnostics, color, err)
+            print_lines(search_lines(result, every), color, err)
+
+    try:
+        if on_output:
+            whole &= keep(lambda err: write(text, err))
+            report(err=True)
+        else:
+            whole &= keep(report)
     finally:  # written also where nobody reads the report to its end
         if certificate is not None:
             from pipedsl.cli.evidence import write_search_evidence
 
             for text in write_search_evidence(result, certificate):
                 click.echo(text, err=True)
-    finish(exit_status(result.report))
+    finish(exit_status(result.report) if whole else FAILED)
+
+
+def _written(path: str, content: str | bytes, instead: str) -> bool:
+    """Whether it could be written; where not, what is there `instead` is said."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        click.echo(f"error: {path}: {error.strerror or error}; {instead}", err=True)
+        return False
+    return True
 
 
 def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form: str, color: Colour) -> None:
+    whole = True
     if output is not None:
         from pipedsl.render.figure import check_suffix
         from pipedsl.render.search_figure import draw_sweep
 
-        write_atomically(output, draw_sweep(name, points, check_suffix(output)))
-    if form == "json":
-        print_json(sweep_document(name, points))
-    else:
-        print_lines(sweep_lines(name, points), color)
+        picture = draw_sweep(name, points, check_suffix(output))
+        whole = _written(output, picture, "what it would have shown follows")
+
+    def report(err: bool) -> None:
+        if form == "json":
+            print_json(sweep_document(name, points), err)
+        else:
+            print_lines(sweep_lines(name, points), color, err)
+
+    if not keep(report) or not whole:
+        finish(FAILED)
     if any(point.result is not None for point in points):
         finish(OK)
     finish(REJECTED if all(point.refusal is not None for point in points) else UNKNOWN)

@@ -195,6 +195,45 @@ def test_outputs_are_tried_before_the_search(
     assert any(said in output for said in ("there is no folder", "Is a directory", "the same file"))
 
 
+def test_an_answer_that_cannot_be_written_is_told_elsewhere(folder: Path) -> None:
+    run(*ASKED, "-o", "x.sched")
+    sched = (folder / "x.sched").read_text()
+    full = run(*ASKED, "-o", "/dev/full", status=2)
+    assert full.stdout == sched
+    said = "error: /dev/full: No space left on device; the answer is "
+    assert full.stderr.startswith(f"{said}on standard output\n")
+    assert "found, the smallest" in full.stderr
+    full = run(*ASKED, "-o", "/dev/full", "--format", "json", status=2)
+    assert json.loads(full.stdout)["sched"] == sched
+    assert full.stderr == f"{said}in the JSON\n"
+    full = run(*ASKED, "--certificate", "/dev/full", status=2)
+    assert "found, the smallest" in full.stdout
+    assert "/dev/full: No space left on device" in full.stderr
+    (folder / "full.svg").symlink_to("/dev/full")
+    full = run(*ASKED, "--sweep", "cap=3..3", "-o", "full.svg", status=2)
+    assert full.stderr == "error: full.svg: No space left on device; what it would have shown follows\n"
+    assert full.stdout.splitlines()[1].split()[:2] == ["3", "20"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "objective         makespan 20"),
+        (("-o", "-"), "# Found by `pipedsl search` from zero_bubble"),
+        (("--format", "json"), '"value": 20'),
+        (("--sweep", "cap=3..3"), "cap  value  bound"),
+    ],
+)
+def test_a_full_standard_output_leaves_standard_error(more: tuple[str, ...], told: str) -> None:
+    command = [sys.executable, "-m", "pipedsl", "search", *ASKED, *more]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot write the output: No space left on device; it follows here\n")
+    assert told in done.stderr
+    assert "Exception" not in done.stderr
+
+
 def test_the_answer_says_what_it_was_searched_with(folder: Path) -> None:
     asked = ("zero_bubble", "-D", "p=3", "-D", "m=6")
     given = "(p=3, m=6, cap=3, --cap 3/2)"

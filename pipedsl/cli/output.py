@@ -1,0 +1,37 @@
+"""Standard output that cannot be written to: nobody reads it, or its disk is full."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def forget_output() -> None:
+    """Let the flush at the end of the process go nowhere, silently."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def keep(say: Callable[[bool], None]) -> bool:
+    """Have `say(False)` print to standard output or, where that cannot be, `say(True)` to standard error.
+
+    Whether it was the former. What took an hour to find is not to be lost with a full disk; where the reader is gone,
+    nobody wants it, and BrokenPipeError is raised.
+    """
+    try:
+        say(False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget_output()
+        if sys.stderr is not None:
+            sys.stderr.write(f"error: cannot write the output: {error.strerror or error}; it follows here\n")
+        say(True)
+        return False
+    return True
