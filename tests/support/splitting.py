@@ -62,6 +62,7 @@ def compare(module: nn.Module, x: torch.Tensor, *, waits: int, bound: float = 0.
         if q.grad is not None:
             torch.testing.assert_close(q.grad, r.grad, rtol=0, atol=bound)
             assert q.grad.dtype == q.dtype
+            assert not q.grad.requires_grad
     return module
 
 

@@ -15,7 +15,6 @@ from torch.nn.utils import parametrize, prune
 from torch.overrides import TorchFunctionMode
 
 from pipedsl.runtime import deferred
-from pipedsl.runtime.chunk import Arrived, Chunk
 from tests.support.splitting import compare, two_steps
 
 
@@ -47,6 +46,15 @@ class Changes(nn.Module):
 def other_bias(linear: nn.Linear) -> Any:
     bias = linear.bias * 2
     return lambda x: torch.func.functional_call(linear, {"bias": bias}, (x,))
+
+
+def other_weight(linear: nn.Linear) -> Any:
+    weight = linear.weight * 2
+    return lambda x: torch.func.functional_call(linear, {"weight": weight}, (x,))
+
+
+def hidden_weight(linear: nn.Linear) -> None:
+    vars(linear)["weight"] = linear.weight.detach() * 3
 
 
 def without_bias(linear: nn.Linear) -> None:
@@ -116,6 +124,11 @@ def hooked(linear: nn.Linear) -> None:
         linear.weight.register_hook(lambda g: g * 3)
 
 
+def hooked_bias(linear: nn.Linear) -> None:
+    if not linear.bias._backward_hooks:
+        linear.bias.register_hook(lambda g: g * 3)
+
+
 def copied(linear: nn.Linear) -> Any:
     other = copy.deepcopy(linear)
     with torch.no_grad():
@@ -130,6 +143,66 @@ def pickled(linear: nn.Linear) -> Any:
     return lambda x: linear(x) + other(x)
 
 
+class DoubledWhenRead(nn.Linear):
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return 2 * found if name == "weight" else found
+
+
+class DoubledWhenLookedUp(nn.Linear):
+    def __getattribute__(self, name: str) -> Any:
+        return 2 * self._parameters["weight"] if name == "weight" else super().__getattribute__(name)
+
+
+class DoubledWhenUsed(torch.Tensor):
+    """Its products are twice as large."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*args, **(kwargs or {}))
+        return 2 * found if function is functional.linear else found
+
+
+class DoubledParameter(DoubledWhenUsed, nn.Parameter):
+    pass
+
+
+def of_class(kind: type[nn.Linear]) -> Callable[[nn.Linear], None]:
+    def change(linear: nn.Linear) -> None:
+        linear.__class__ = kind
+
+    return change
+
+
+def parameter_of_class(name: str, trained: bool) -> Callable[[nn.Linear], None]:
+    def change(linear: nn.Linear) -> None:
+        own = getattr(linear, name).detach()
+        setattr(linear, name, DoubledParameter(own, requires_grad=trained))  # type: ignore[call-arg]
+
+    return change
+
+
+def input_of_class(linear: nn.Linear) -> Any:
+    return lambda x: linear(x.as_subclass(DoubledWhenUsed)).as_subclass(torch.Tensor)
+
+
+def unpatched(linear: nn.Linear) -> Any:
+    """Its own forward goes after the first use, and the next use is none that waits."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            factor = linear(x)
+        vars(linear).pop("forward", None)
+        return linear(x) * factor
+
+    return run
+
+
+def doubling_forward(linear: nn.Linear) -> None:
+    linear.forward = lambda x: 2 * functional.linear(x, linear.weight)  # type: ignore[method-assign]
+
+
 def patched(linear: nn.Linear) -> None:
     if not getattr(linear, "is_patched", False):
         linear.is_patched = True  # type: ignore[assignment]
@@ -139,6 +212,13 @@ def patched(linear: nn.Linear) -> None:
 
 CHANGES: dict[str, Callable[[], nn.Module]] = {
     "another bias for one call": lambda: Changes(other_bias),
+    "another weight for one call": lambda: Changes(other_weight),
+    "a weight that an attribute hides": lambda: Changes(nothing, before=hidden_weight),
+    "a weight that is doubled when it is read": lambda: Changes(nothing, before=of_class(DoubledWhenRead)),
+    "a weight that is doubled when it is looked up": lambda: Changes(nothing, before=of_class(DoubledWhenLookedUp)),
+    "a weight that has functions of its own": lambda: Changes(nothing, before=parameter_of_class("weight", True)),
+    "a frozen bias that has functions of its own": lambda: Changes(nothing, before=parameter_of_class("bias", False)),
+    "an input that has functions of its own": lambda: Changes(input_of_class),
     "no bias any more": lambda: Changes(without_bias),
     "a bias that is a buffer": lambda: Changes(nothing, before=bias_as_buffer),
     "a bias that is an attribute": lambda: Changes(nothing, before=bias_as_attribute),
@@ -148,6 +228,9 @@ CHANGES: dict[str, Callable[[], nn.Module]] = {
     "a weight frozen for one use": lambda: Changes(frozen_weight_for_once),
     "a bias frozen for one use": lambda: Changes(frozen_bias_for_once),
     "a hook from the first forward on": lambda: Changes(hooked),
+    "a hook on the bias": lambda: Changes(nothing, before=hooked_bias),
+    "a hook on the bias from the first forward on": lambda: Changes(hooked_bias),
+    "a forward of its own that is taken away": lambda: Changes(unpatched, before=doubling_forward),
     "a copy made in the forward": lambda: Changes(copied),
     "a pickled copy": lambda: Changes(pickled),
     "a forward replaced in the forward": lambda: Changes(patched),
@@ -195,19 +278,41 @@ class Positions(nn.Module):
         return y
 
 
+class PlacesLater(Positions):
+    """The same, but not in the first forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) if self.calls > 1 else self.words(x)
+
+
 def larger_embedding() -> nn.Module:
     module = nn.Embedding(4, 3)
     module.weight = nn.Parameter(torch.randn(9, 3))
     return module
 
 
+def with_other_products() -> nn.Module:
+    """A convolution that one module alone does otherwise."""
+    module = nn.Conv1d(2, 3, 3)
+    run = module._conv_forward
+    module._conv_forward = lambda x, weight, bias: run(x, weight * 2, bias)  # type: ignore[method-assign]
+    return module
+
+
 def test_what_is_not_torch_s_own_convolution() -> None:
     two_steps(lambda: Standardized(2, 3, 3), torch.randn(2, 2, 8))
+    two_steps(with_other_products, torch.randn(2, 2, 8))
     two_steps(Dilated, torch.randn(2, 2, 9))
 
 
 def test_a_gradient_that_lies_in_one_that_waits() -> None:
     two_steps(Positions, torch.tensor([[1, 2, 2]]))
+    two_steps(PlacesLater, torch.tensor([[1, 2, 2]]))
 
 
 def test_an_embedding_larger_than_it_says() -> None:
@@ -288,34 +393,21 @@ class Freezes(Two):
         return y
 
 
-class ShrinksUnderAutocast(Two):
-    """Writes to a weight that it has cast before."""
+class Thaws(Two):
+    """Trains a bias that it has used frozen."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            self.first.weight.mul_(0.5)
-        with torch.autocast("cpu", torch.bfloat16):
-            y: torch.Tensor = self.first(x)
-        return y.float()
+        self.first.bias.requires_grad_(False)
+        y: torch.Tensor = self.second(self.first(x))
+        self.first.bias.requires_grad_(True)
+        return y
 
 
 @pytest.mark.parametrize(
-    "make", [Quantizes, QuantizesConvolution, InMode, Patches, Freezes], ids=lambda make: str(make.__name__)
+    "make", [Quantizes, QuantizesConvolution, InMode, Patches, Freezes, Thaws], ids=lambda make: str(make.__name__)
 )
 def test_what_a_stage_does_around_its_modules_counts(make: Callable[[], nn.Module]) -> None:
     two_steps(make, torch.linspace(-1, 1, 18).view(3, 6))
-
-
-def test_a_weight_that_is_written_to_is_cast_anew() -> None:
-    torch.manual_seed(0)
-    module = ShrinksUnderAutocast()
-    plain = copy.deepcopy(module)
-    split = Chunk(module, [0, 1])
-    split.begin()
-    x = torch.linspace(-1, 1, 18).view(3, 6)
-    for microbatch in range(2):
-        y = split.forward(microbatch, Arrived(("tensor",), [x], [True], len(x)), {})
-        assert torch.equal(y, plain(x))
 
 
 def test_modules_wait_where_tensors_are_made_on_a_device_by_default() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -119,6 +120,37 @@ def test_only_inputs_and_gradients_are_held_until_w() -> None:
     del g, x, h, z
     ours.backward_weight()
     assert alive["after"]() is None
+
+
+class Holding(torch.autograd.Function):
+    """Keeps a tensor for its backward otherwise than autograd does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.held = x * 2
+        return ctx.held * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_what_made_a_module_s_input_is_not_held_until_w() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    class Holds(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = Holding.apply(self.up(x))
+            held.append(weakref.ref(y.grad_fn.held))
+            return self.down(y)
+
+    ours = Split(Holds())
+    y = ours.forward(torch.randn(5, 4))
+    assert held[0]() is not None
+    ours.backward_input(gradient_for(y))
+    assert ours.waiting == 2
+    gc.collect()
+    assert held[0]() is None
 
 
 class AsksForGradients(nn.Module):
@@ -336,6 +368,11 @@ def test_of_weights_made_in_inference_mode_torch_says_what_is_wrong() -> None:
         Split(linear).forward(torch.ones(3, 6))
 
 
+def test_of_an_embedding_of_complex_numbers_torch_says_what_is_wrong() -> None:
+    with pytest.raises(RuntimeError, match="complex"):
+        Split(nn.Embedding(7, 3, dtype=torch.complex64)).forward(torch.tensor([1, 2]))
+
+
 class _Nothing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -349,23 +386,24 @@ class _Nothing(torch.autograd.Function):
 class Ended(nn.Module):
     """A gradient that ends on its way, before a module."""
 
-    def __init__(self, checkpointed: bool) -> None:
+    def __init__(self, reentrant: bool | None) -> None:
         super().__init__()
         self.used, self.cut_off = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.checkpointed = checkpointed
+        self.reentrant = reentrant
 
     def branch(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = _Nothing.apply(self.cut_off(x))
         return y
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        other = checkpoint(self.branch, x, use_reentrant=False) if self.checkpointed else self.branch(x)
+        way = self.reentrant
+        other = self.branch(x) if way is None else checkpoint(self.branch, x, use_reentrant=way)
         y: torch.Tensor = self.used(x) + other
         return y
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_gradient_that_ends_before_a_module_leaves_its_weights_without(checkpointed: bool) -> None:
-    module = compare(Ended(checkpointed), torch.linspace(-1, 1, 18).view(3, 6), waits=1)
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "checkpointed", "reentrant"])
+def test_a_gradient_that_ends_before_a_module_leaves_its_weights_without(reentrant: bool | None) -> None:
+    module = compare(Ended(reentrant), torch.linspace(-1, 1, 18).view(3, 6), waits=1)
     assert isinstance(module, Ended)
     assert module.cut_off.weight.grad is None
