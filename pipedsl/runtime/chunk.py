@@ -23,10 +23,11 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # what has no gradient is not to get zeros
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
         return gradient
 
 

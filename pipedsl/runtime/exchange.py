@@ -88,10 +88,11 @@ class Exchange:
         self._names = [plan.stage_name(stage) for stage in range(len(plan.placement))]
         self._numbers = [plan.microbatch_name(microbatch) for microbatch in range(plan.microbatches)]
         self._layouts: dict[tuple[bool, int], Layout] = {}
+        self._bare: set[int] = set()  # the stages that have outputs without elements
         self._inputs: dict[tuple[int, int], Arrived] = {}
         self._local: dict[tuple[int, int], _Handed] = {}
         self._gradients: dict[tuple[int, int], Sequence[torch.Tensor | None]] = {}
-        self._received: dict[tuple[int, int], Sequence[torch.Tensor]] = {}  # gradients
+        self._received: dict[tuple[int, int], Sequence[torch.Tensor | None]] = {}  # gradients
         self._outgoing: dict[tuple[bool, int, int], _Handed] = {}
         self._sends: dict[int, tuple[_Handed, Sequence[Any]]] = {}
         self._linked_sends: dict[int, tuple[_Handed, int]] = {}
@@ -130,6 +131,7 @@ class Exchange:
     def forget_layouts(self) -> None:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
+        self._bare.clear()
         for link in self._wire.links.values():
             link.forget_sizes()
         self.agreement += not self.renewed
@@ -171,7 +173,7 @@ class Exchange:
         """The gradients of those outputs of `stage` that need one; None for what the next stage made no use of."""
         if stage + 1 in self._stages:
             return self._gradients.pop((stage, microbatch))
-        return self._presence.choose(stage, self._received.pop((stage, microbatch)))
+        return self._received.pop((stage, microbatch))
 
     def give_output(
         self,
@@ -222,10 +224,10 @@ class Exchange:
             self._gradients[stage, microbatch] = gradients
             return
         tensors: Any = gradients
-        if not self._presence.tell(stage, gradients):
+        if not self._presence.tell(stage, gradients) or stage in self._bare:
             kinds = self._layouts[True, stage + 1].gradient_kinds
             tensors = [
-                self._presence.absent(*kind, self._device) if x is None else x
+                self._presence.absent(*kind, self._device) if x is None else x if x.numel() else x.new_zeros(kind[0])
                 for x, kind in zip(gradients, kinds, strict=True)
             ]
         self._outgoing[True, stage, microbatch] = _plain(tensors)
@@ -308,7 +310,8 @@ class Exchange:
 
     def _keep(self, call: PlannedCall, layout: Layout, tensors: Sequence[torch.Tensor]) -> None:
         if call.backward:
-            self._received[call.stage, call.microbatch] = tensors
+            found = self._presence.choose(call.stage, tensors)
+            self._received[call.stage, call.microbatch] = layout.restored(found) if layout.has_bare else found
         else:
             self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, tensors, layout.needs, layout.rows)
 
@@ -402,6 +405,8 @@ class Exchange:
         if layout is None and boundary in self._stages and self._store.check([key]):
             layout = self._layouts[self._train, boundary] = Layout.decode(self._store.get(key))
             self._store.delete_key(key)
+            if self._train and layout.has_bare:
+                self._bare.add(boundary - 1)
         return layout
 
     def _await_layout(self, boundary: int) -> Layout:

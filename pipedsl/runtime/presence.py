@@ -67,10 +67,9 @@ class Marked:
 
 def _is_marked(x: torch.Tensor) -> bool:
     """Whether a contiguous tensor in main memory stands for none. Most are told by their first bytes."""
-    size = x.nbytes
-    if size >= 8 and ctypes.c_int64.from_address(x.data_ptr()).value != _MARKS:
+    if x.nbytes >= 8 and ctypes.c_int64.from_address(x.data_ptr()).value != _MARKS:
         return False
-    return size > 0 and all(bool((part == value).all()) for part, value in zip(_halves(x), _MARK, strict=True))
+    return all(bool((part == value).all()) for part, value in zip(_halves(x), _MARK, strict=True))
 
 
 def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -154,8 +154,25 @@ class Layout:
 
     @cached_property
     def gradient_kinds(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """The same of those that need a gradient."""
-        return [kind for kind, needed in zip(self.kinds, self.needs, strict=True) if needed]
+        """The same of what is sent for the gradients of those that need one.
+
+        For one without elements that is an element all the same, which can say that there is none.
+        """
+        kinds = [kind for kind, needed in zip(self.kinds, self.needs, strict=True) if needed]
+        return [((1,), dtype) if 0 in shape else (shape, dtype) for shape, dtype in kinds]
+
+    @cached_property
+    def has_bare(self) -> bool:
+        """Whether a tensor without elements needs a gradient."""
+        return any(needed and 0 in shape for shape, _, needed in self.tensors)
+
+    def restored(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """What was sent for the gradients, in the shapes of these."""
+        shapes = [shape for shape, _, needed in self.tensors if needed]
+        return [
+            x.new_empty(shape) if x is not None and 0 in shape else x
+            for x, shape in zip(gradients, shapes, strict=True)
+        ]
 
     def fits(self, structure: Structure, leaves: Sequence[torch.Tensor], rows: int) -> bool:
         """Whether this is the layout of that."""

@@ -30,9 +30,6 @@ def test_what_stands_for_none_is_known_when_it_arrives(dtype: torch.dtype) -> No
         zeros = torch.zeros(shape, dtype=dtype)
         assert [x is zeros for x in presence.choose(0, [zeros, sent.clone()])] == [True, False]
         assert presence.choose(0, [sent]) == [None]
-    none = presence.absent((0, 3), dtype, CPU)
-    assert (none.shape, none.dtype) == ((0, 3), dtype)
-    assert presence.choose(0, [none])[0] is none  # there is nothing to mark; zeros of no elements change nothing
     assert presence.tell(0, [zeros, zeros])
     assert not presence.tell(0, [zeros, None])
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -163,6 +163,83 @@ def stages_that_use_no_gradient(job: Job) -> None:
         group = replace(job, group=dist.new_group())
         pipe = group.pipeline(name, stages, functional.mse_loss, shared_memory=shared)
         for _ in range(steps):
+            nn.ModuleList([*stages, *reference]).zero_grad()
+            batch, targets = torch.randn(8, 4), torch.randn(8, 4)
+            pipe.step(batch, targets)
+            alone(reference, functional.mse_loss, batch.chunk(M), targets.chunk(M))
+            compare(pipe, stages, reference)
+
+
+class Bare(nn.Module):
+    """Returns something without elements besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.bare = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"bare": self.bare(x)[:0], "x": self.inner(x)}
+
+
+class UsesBare(nn.Module):
+    """Makes use of what has no elements in some calls, and in some of nothing else."""
+
+    def __init__(self, bare: Sequence[int], alone: Sequence[int] = (), hands_on: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.bare, self.alone, self.hands_on = bare, alone, hands_on
+        self.calls = -1
+
+    def forward(self, v: Any) -> Any:
+        self.calls += 1
+        y = self.inner(v["x"].detach() if self.calls in self.alone else v["x"])
+        y = y + v["bare"].sum() if self.calls in self.bare else y
+        return {"bare": v["bare"] * 2, "x": y} if self.hands_on else y
+
+
+class NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+class Severed(nn.Module):
+    """Takes part in the graph, and has no gradient to give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(NoWayBack.apply(x))
+
+
+@case
+def outputs_that_have_no_elements_or_no_gradient(job: Job) -> None:
+    """Where one process has zeros there are zeros, and None where it has None."""
+    every = range(2 * M)
+    cases: dict[str, Callable[[], list[nn.Module]]] = {
+        "never used": lambda: [nn.Linear(4, 4), Bare(), UsesBare(()), nn.Linear(4, 4)],
+        "used": lambda: [nn.Linear(4, 4), Bare(), UsesBare(every), nn.Linear(4, 4)],
+        "used in one step": lambda: [nn.Linear(4, 4), Bare(), UsesBare(range(M, 2 * M)), nn.Linear(4, 4)],
+        "used alone": lambda: [nn.Linear(4, 4), Bare(), UsesBare(every, every), nn.Linear(4, 4)],
+        "now and then": lambda: [nn.Linear(4, 4), Bare(), UsesBare((1, 6), (1, 2)), nn.Linear(4, 4)],
+        "later": lambda: [Bare(), UsesBare((), (), True), UsesBare((), (), True), UsesBare(every)],
+        "no further": lambda: [Bare(), UsesBare((2,), (), True), UsesBare((), (), True), UsesBare(())],
+        "severed": lambda: [nn.Linear(4, 4), nn.Linear(4, 4), Severed(), nn.Linear(4, 4)],
+    }
+    for name, (kind, make) in itertools.product(BOTH, cases.items()):
+        torch.manual_seed(15)
+        stages = make()
+        reference = copy.deepcopy(stages)
+        group = replace(job, group=dist.new_group())
+        pipe = group.pipeline(name, stages, functional.mse_loss, shared_memory=(name == "whole") == (kind > "o"))
+        for _ in range(2):
             nn.ModuleList([*stages, *reference]).zero_grad()
             batch, targets = torch.randn(8, 4), torch.randn(8, 4)
             pipe.step(batch, targets)
