@@ -15,12 +15,13 @@ from pipedsl.found_text import comments, exact, percent
 from pipedsl.growth import Growth, growth_of
 from pipedsl.program import Program
 from pipedsl.sched_text import classes_of, program_text
+from pipedsl.search_answer import orders_of
 from verify import Verdict
 from verify.search.bounds import lower_bound
 from verify.search.engines import suited
 from verify.search.judge import program_of
 from verify.search.model import model_of
-from verify.search.problem import Operation, Orders, Problem
+from verify.search.problem import Orders, Problem
 from verify.search.repeat import Repeat, repeating, repeats_of
 from verify.search.shorter import shorter
 from verify.search.solve import Budget, Infeasible, NothingFound, solve
@@ -149,13 +150,6 @@ def _in_turn(problem: Problem) -> bool:
                 return False
             last[kind, stage] = i
     return True
-
-
-def orders_of(program: Program) -> Orders:
-    """Every rank's operations; of a program without replicas."""
-    columns = (program.kind.tolist(), program.stage.tolist(), program.microbatch.tolist())
-    rows = [Operation(*row) for row in zip(*columns, strict=True)]
-    return tuple(tuple(rows[at] for at in program.rows(rank)) for rank in range(program.ranks))
 
 
 def _written(result: SearchResult, repeat: Repeat) -> EveryM | None:

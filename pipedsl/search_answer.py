@@ -16,7 +16,7 @@ from pipedsl.diagnostics import DiagnosticError
 from pipedsl.lower import lower
 from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
-from pipedsl.program import Program
+from pipedsl.program import Kind, Program
 from pipedsl.search_problem import Caps, Task, activation_caps
 from pipedsl.search_room import with_room
 from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
@@ -26,7 +26,7 @@ from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
 from verify.memory import size_text
 from verify.search.engines import Engine, suited
-from verify.search.problem import Orders, Problem
+from verify.search.problem import Operation, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution, solve
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def answer_of(
     effort = replace(effort, budget=replace(effort.budget, engine=suited(effort.budget.engine, task.problem)))
     solution, caps, first = outcome.solution, task.caps, task
     assert solution is not None
-    bound, problem = solution, task.problem
+    bound = solution
     stopped = False  # by Ctrl-C while it is asked again
     needed: list[Fraction] = []
     tried = [solution]
@@ -198,7 +198,7 @@ def answer_of(
         solution = again
         tried.append(again)
     wanting = (fitting is None or fitting.value > bound.value) and not stopped and not effort.over
-    if wanting and problem.operations <= MOST_OPERATIONS:
+    if wanting and first.problem.operations <= MOST_OPERATIONS:
         task = first
         fitting, stopped = _between(first, fitting, tried, effort, outcome.seed)
     if fitting is None:
@@ -207,30 +207,60 @@ def answer_of(
         solution = fitting
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
+    least = outcome.least and solution is bound and not any(task.program.memory.output)
+    found = _result(schedule, first, outcome, effort, program, report, solution.value)
+    return replace(found, task=task, least=least, work=solution.work, interrupted=outcome.interrupted or stopped)
+
+
+def carried(
+    schedule: Schedule,
+    task: Task,
+    outcome: Outcome,
+    effort: Effort,
+    before: SearchResult,
+    transports: Sequence[str] | None,
+    profile: Profile | None = None,
+) -> SearchResult | None:
+    """The answer to another search as one to this; None where it is none: of other orders or times, or too large."""
+    if replace(before.problem, cap=task.problem.cap) != task.problem:
+        return None
+    program = program_of(task, orders_of(before.program), task.caps)
+    report = judged(schedule, task, program, transports, profile)
+    if report.metrics is None or any(_overflow(program, report)):
+        return None
+    return _result(schedule, task, outcome, effort, program, report, before.value)
+
+
+def _result(
+    schedule: Schedule, task: Task, outcome: Outcome, effort: Effort, program: Program, report: Report, value: Fraction
+) -> SearchResult:
+    """A program as an answer to the task, whose bound is that of the outcome."""
+    bound = outcome.solution
+    assert bound is not None
     proof = bound.proof or Proof.BOUND
     return SearchResult(
         schedule=schedule,
         params=dict(program.params),
-        problem=problem,
+        problem=task.problem,
         task=task,
         program=program,
         report=report,
         objective=task.problem.objective.value,
-        value=solution.value,
+        value=value,
         bound=bound.bound,
-        proof=proof.value if solution.value <= bound.bound else None,
+        proof=proof.value if value <= bound.bound else None,
         argument=bound.argument,
-        least=outcome.least and solution is bound and not any(task.program.memory.output),
-        caps=caps,
+        least=False,
+        caps=task.caps,
         seed=outcome.seed,
-        work=solution.work,
+        work=bound.work,
         elapsed=outcome.elapsed,
         placement=task.placement,
         cached=outcome.cached,
-        interrupted=outcome.interrupted or stopped,
+        interrupted=outcome.interrupted,
         lost=outcome.lost,
         effort=effort.asked,
-        engine=effort.budget.engine,
+        engine=suited(effort.budget.engine, task.problem),
     )
 
 
@@ -297,6 +327,13 @@ def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
         span=program.span[rows],
         memory=replace(program.memory, cap=caps),
     )
+
+
+def orders_of(program: Program) -> Orders:
+    """Every rank's operations, as the search knows them: of all replicas, their stages numbered through."""
+    columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
+    rows = [Operation(Kind(kind), stage, i) for kind, stage, i in zip(*columns, strict=True)]
+    return tuple(tuple(rows[at] for at in program.rows(rank)) for rank in range(program.ranks))
 
 
 def judged(

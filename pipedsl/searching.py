@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Limits
 from pipedsl.found_text import exact
-from pipedsl.search_answer import NoRoom, SearchResult, answer_of, is_too_small, job_of, may_lack_room
+from pipedsl.search_answer import NoRoom, SearchResult, answer_of, carried, is_too_small, job_of, may_lack_room
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import ROOM, Effort, News, Outcome, better_bound, effort_of
 from pipedsl.smallest_cap import refusal
@@ -76,11 +76,12 @@ def best_of(
     effort: Effort,
     transports: Sequence[str] | None,
     profile: Profile | None,
+    before: SearchResult | None = None,
 ) -> SearchResult:
     """The best answer among several placements, with room for all buffers. Raises NothingFound where there is none.
 
     An answer is no better than what was found before buffers were counted, so the placements are gone through from
-    there, until none can be better than what fits.
+    there, until none can be better than what fits. `before`: what was answered under other caps, which may fit too.
     """
     solved = [(task, each, each.solution) for task, each in found if each.solution is not None]
     if not solved:
@@ -88,9 +89,17 @@ def best_of(
         ended = "interrupted" if any(each.interrupted for _, each in found) else "the search ended"
         raise NothingFound(f"{ended} before it found an order{lost and f': {lost}'}")
     answer: SearchResult | None = None
+    for task, outcome, solution in solved:
+        if before is None or task.placement != before.placement or not may_lack_room(task):
+            continue
+        try:
+            answer = carried(schedule, task, outcome, effort, before, transports, profile)
+        except KeyboardInterrupt:
+            raise NothingFound(_lost_on_the_way(task, outcome, solution, effort)) from None
     roomless: list[NoRoom] = []
+    stopped = False
     for at, (task, outcome, solution) in enumerate(sorted(solved, key=lambda each: each[2].value)):
-        if answer is not None and (answer.interrupted or solution.value >= answer.value):
+        if stopped or (answer is not None and solution.value >= answer.value):
             break
         part = effort.ending(1 / (len(solved) - at))
         try:
@@ -98,12 +107,14 @@ def best_of(
         except NoRoom as error:
             roomless.append(error)
             if error.interrupted:
+                answer = None if answer is None else replace(answer, interrupted=True)
                 break
         except KeyboardInterrupt:
             if answer is None:
                 raise NothingFound(_lost_on_the_way(task, outcome, solution, effort)) from None
-            answer = replace(answer, interrupted=True)
+            answer, stopped = replace(answer, interrupted=True), True
         else:
+            stopped = other.interrupted
             answer = other if answer is None or other.value < answer.value else answer
     if answer is None:
         raise min(roomless, key=lambda each: each.needed)

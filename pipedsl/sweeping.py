@@ -94,11 +94,13 @@ def sweep(
         stopped = any(each.interrupted for curve in curves for each in curve)
         curves.append(_Curve([row[k] for row in grid], labels, first, stopped).outcomes())
     points: list[SweepPoint] = []
+    before: SearchResult | None = None  # what had room for its buffers may be more than what is found with a larger cap
     for at, value in enumerate(values):
         found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
         timed = share if timeout is None else replace(share, until=monotonic() + timeout * room)
         try:
-            points.append(SweepPoint(Fraction(value), best_of(schedule, found, timed, transports, profile)))
+            before = best_of(schedule, found, timed, transports, profile, before)
+            points.append(SweepPoint(Fraction(value), before))
         except NothingFound as error:
             points.append(SweepPoint(Fraction(value), None, why=str(error)))
     known = {Fraction(value): row for value, row in zip(values, grid, strict=True)}
