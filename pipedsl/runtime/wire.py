@@ -156,9 +156,7 @@ class TorchWire:
                     group._get_backend(self._device).abort()
                 return
             # gloo's abort() leaves a blocked wait alone. A receive that times out closes the pair, which ends it.
-            work = dist.irecv(torch.zeros(1), group=self._group, group_src=peer, tag=_WAKE_TAG)
-            if work is not None:
-                work.wait(timedelta(milliseconds=1))
+            self.irecv(torch.zeros(1), peer, _WAKE_TAG).wait(timedelta(milliseconds=1))
 
     def give_up(self, message: str) -> None:
         say(message)

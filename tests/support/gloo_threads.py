@@ -23,7 +23,7 @@ def wire_of(module: Any, rank: int, size: int, shared: Any) -> Any:
         def __init__(self) -> None:
             store = PrefixStore("gloo", shared)
             self._group = ProcessGroupGloo(store, rank, size, timedelta(seconds=SECONDS))
-            self.rank, self.size, self.ranks = rank, size, range(size)
+            self.rank, self.size, self.ranks, self.strangers = rank, size, range(size), 0
             self.transport = "gloo"
             self.in_order, self.linkable, self._by_direction = False, True, False
             self.links = {}
@@ -31,6 +31,9 @@ def wire_of(module: Any, rank: int, size: int, shared: Any) -> Any:
 
         def store(self, name: str, *, for_thread: bool = False) -> Any:
             return PrefixStore(name, shared)
+
+        def job_store(self, *, for_thread: bool = False) -> Any:
+            return PrefixStore("job", shared)
 
         def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
             options = dist.AllreduceOptions()

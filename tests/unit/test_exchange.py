@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -320,3 +321,86 @@ def test_what_a_stage_writes_to_later_is_noticed(shared: bool, tmp_path: Path) -
     for each in errors(ranks):
         assert "rank 1 failed at " in each
         assert "the output of stage 1 for microbatch 0 was written to before the stage that needs it had it" in each
+
+
+class Raises(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("on purpose")
+
+
+@WAYS
+@pytest.mark.parametrize("place", range(P))
+def test_a_stage_that_fails_before_layouts_are_known(place: int, shared: bool, tmp_path: Path) -> None:
+    module = make("split", tmp_path)
+    stages = mlp(P)
+    stages[place] = Raises()
+    ranks, _ = train(module, stages, [data(module)], shared=shared)
+    for each in errors(ranks):
+        assert f"rank {place} failed at F of stage {place}, microbatch 0 (test.sched:" in each
+        assert ": ValueError: on purpose" in each
+
+
+def test_a_store_that_fails_before_layouts_are_known(tmp_path: Path) -> None:
+    """It is asked for them by another thread, after once by the rank's own, which is the one to say so."""
+    module = make("split", tmp_path)
+    held = cut(module, mlp(P))
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(
+            held[wire.rank], functional.cross_entropy, process_group=wire, timeout=50, shared_memory=False
+        )
+        if wire.rank == P - 1:
+            gone = itertools.repeat(ZeroDivisionError("no such store"))
+            pipe._exchange._store = Mock(check=Mock(side_effect=itertools.chain([False], gone)))
+        pipe.step(*data(module))
+
+    for each in errors(run_ranks(module, body)):
+        assert "rank 2 failed at wait for F0@2 to arrive from rank 1 (test.sched:4): " in each
+        assert "ZeroDivisionError: no such store" in each
+
+
+class Waits(nn.Module):
+    """Notes, in its first forward, how far another stage gets meanwhile."""
+
+    def __init__(self, inner: nn.Module, other: list[int]) -> None:
+        super().__init__()
+        self.inner, self.other = inner, other
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.seen:
+            time.sleep(0.3)  # it gets no further than it can, so this cannot be too short
+            self.seen.append(len(self.other))
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+class Counts(nn.Module):
+    def __init__(self, inner: nn.Module, calls: list[int]) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(0)
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+@WAYS
+def test_a_rank_is_not_far_ahead_of_the_one_that_it_sends_to(shared: bool, tmp_path: Path) -> None:
+    """Else what waits to be received would take memory that grows with the microbatches."""
+    module = make("whole", tmp_path, p=2, m=32)
+    calls: list[int] = []
+    first, last = mlp(2)
+    held: dict[int, list[nn.Module]] = {0: [Counts(first, calls)], 1: [Waits(last, calls)]}
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(
+            held[wire.rank], functional.cross_entropy, process_group=wire, timeout=50, shared_memory=shared
+        )
+        pipe.step(*data(module), train=False)
+
+    results(run_ranks(module, body))
+    assert len(calls) == 32
+    (seen,) = held[1][0].seen  # type: ignore[misc, union-attr]
+    assert 1 <= seen <= 8
