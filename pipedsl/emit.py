@@ -42,6 +42,7 @@ RUNTIME_MODULES = (
     "post_mortem",
     "options",
     "turns",
+    "elsewhere",
     "rendezvous",
     "watch",
     "timeline",

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipedsl.runtime.elsewhere import Elsewhere
 from pipedsl.runtime.last_words import LastWords
 from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
@@ -43,6 +44,9 @@ class Watch:
         self._timeout = timeout
         self._store = wire.store(name, for_thread=True)
         self._own_store = wire.store(name)
+        self._job_store = wire.job_store(for_thread=True)
+        self._own_job_store = wire.job_store()
+        self._elsewhere = Elsewhere(wire, name, timeout, self._own_job_store)
         self._post_mortem = PostMortem(folder, plan, wire.rank, self._own_store) if folder else None
         self.position = self._post_mortem.position if self._post_mortem else Position(plan.source)
         self._turns = Turns(wire.rank)
@@ -131,6 +135,9 @@ class Watch:
         elif isinstance(error, CannotStart):
             self._declare(store, "unmet", error.why)
         self._say_where(store, known or {})
+        if isinstance(error, CannotStart) or known is not None:
+            why = error.why if isinstance(error, CannotStart) else self._head(known or {})
+            self._elsewhere.tell(self._own_job_store, why)
         self._linger(store)
         return known
 
@@ -141,6 +148,7 @@ class Watch:
             store.add("read", 1)
             while self._wire.hosts_store and store.add("read", 0) < self._wire.size and time.monotonic() < deadline:
                 time.sleep(_WATCH_POLL / 10)
+            self._elsewhere.leave(self._own_job_store)
 
     def stop_if_failed(self) -> None:
         """Called by the main thread between calls: leave early where another rank has failed."""
@@ -164,6 +172,7 @@ class Watch:
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
+                self._elsewhere.look(self._job_store)
                 failure = self._compare_turns() or self._find_ended()
             if failure is not None:
                 self._bring_back(failure)
@@ -206,6 +215,7 @@ class Watch:
         self.failure = failure
         if self.position.communicating:
             self._wire.wake(self.position.peer)
+        self._elsewhere.look(self._job_store)
         # Ask the others now: who holds the store may not wait for a rank that is stuck.
         message = "" if self._main_is_back.wait(_WATCH_POLL / 4) else self._compose(self._store, failure)
         while not self._main_is_back.wait(_WATCH_POLL / 4):
@@ -248,6 +258,8 @@ class Watch:
         if failure is None:
             failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
+        if "alone" not in failure:
+            self._elsewhere.tell(self._own_job_store, self._head(failure))
         self._say_where(store, failure)
         self._message = self._compose(store, failure)
         self._leave(store, failure)
@@ -259,7 +271,7 @@ class Watch:
         self._announced = True
         self._known = failure
         here = "" if failure["rank"] == self._wire.rank else f"; {self._here} was at {self._where()}"
-        self._said = f"pipeline {self._plan.title}: {self._head(failure)}{here}"
+        self._said = f"pipeline {self._plan.title}: {self._head(failure)}{here}{self._before()}"
         say(self._said)
 
     def _compose_last_words(self) -> str:
@@ -267,10 +279,16 @@ class Watch:
         if self._announced:
             return ""
         failure = self.failure or self._look(self._store) or self._look(self._store, "known")
+        self._elsewhere.look(self._job_store)
         known = "" if failure is None else f"; {self._head(failure)}"
         self._known = failure
         self._said = f"pipeline {self._plan.title}: {self._here} was told to end (SIGTERM) at {self._where()}{known}"
+        self._said += self._before()
         return self._said
+
+    def _before(self) -> str:
+        """What is known to have failed in another pipeline, as the end of a line."""
+        return f"; {self._elsewhere.text}" if self._elsewhere.text else ""
 
     def _leave_state(self) -> None:
         """Write this rank's state file, if it is to leave one."""
@@ -344,6 +362,7 @@ class Watch:
             while staying and time.monotonic() < deadline:
                 staying = {r for r in staying if store.check([f"state/{r}"]) and not store.check([f"left/{r}"])}
                 time.sleep(_WATCH_POLL / 10)
+            self._elsewhere.leave(self._own_job_store)
 
     def _head(self, failure: Report) -> str:
         """A failure in one line: who, where, what."""
@@ -390,6 +409,8 @@ class Watch:
             lines.append(
                 f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
             )
+        if self._elsewhere.text:
+            lines.append(f"  {self._elsewhere.text}")
         lines.append(f"  this is {self._here}")
         return "\n".join(lines)
 

@@ -34,7 +34,8 @@ class ConnectionLost(RuntimeError):
 class Wire(Protocol):
     """What the executor needs of the other ranks. `TorchWire` is the real one; tests bring others.
 
-    `ranks`: the number of each in the whole job, where there may be others of its number here.
+    `ranks`: the number of each in the whole job, where there may be others of its number here. `strangers`: how many
+    ranks the job has besides.
     `transport`: which of those that schedules are verified for this is, every edge warm; its own name if none.
     `in_order`: messages are matched by the order of posting, so a receive cannot be posted later than its call.
     `store_host`: who holds the store, in words; `hosts_store`: this process does. `links`: what connects this rank
@@ -44,6 +45,7 @@ class Wire(Protocol):
     rank: int
     size: int
     ranks: Sequence[int]
+    strangers: int
     transport: str
     in_order: bool
     linkable: bool
@@ -53,6 +55,9 @@ class Wire(Protocol):
 
     def store(self, name: str, *, for_thread: bool = False) -> Store:
         """A store that all ranks share, under keys of its own. `for_thread`: usable while the main thread is stuck."""
+
+    def job_store(self, *, for_thread: bool = False) -> Store:
+        """The same for all ranks of the job, whichever their pipeline."""
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         """Begin to send; the result has `wait()`. The tensor must not change before that."""
@@ -94,6 +99,7 @@ class TorchWire:
             raise RuntimeError("this process is not in the process group that the Pipeline was given")
         self.size = dist.get_world_size(chosen)
         self.ranks: Sequence[int] = dist.get_process_group_ranks(chosen)
+        self.strangers = dist.get_world_size() - self.size
         backend = backend_name(chosen, device)
         eager = chosen.bound_device_id is not None  # as init_process_group(device_id=...) makes it
         self.transport = f"nccl-{'eager' if eager else 'lazy'}-warm" if backend == "nccl" else backend
@@ -108,17 +114,23 @@ class TorchWire:
         self.hosts_store = dist.get_rank() == 0 and not with_agent
         self.store_host = "torchrun's agent" if with_agent else "the process of global rank 0"
         self._device = device
+        self._clone: Store = None
         # The watchdog has one of its own: it must not queue behind what the main thread asks.
         self._helpers = {for_thread: Helper(timeout) for for_thread in (False, True)}
 
     def store(self, name: str, *, for_thread: bool = False) -> Store:
+        return self._shared(f"pipedsl/{self._group.group_name}/{name}", for_thread)
+
+    def job_store(self, *, for_thread: bool = False) -> Store:
+        return self._shared("pipedsl/job", for_thread)
+
+    def _shared(self, prefix: str, for_thread: bool) -> Store:
         shared: Store = dist.distributed_c10d._get_default_store()
         if for_thread and self.in_order:
             # NCCL keeps the store's connection to itself while it sets up a communicator. Where that does not happen
             # the connection is shared: a new one can take seconds.
-            shared = shared.clone()
-        store = PrefixStore(f"pipedsl/{self._group.group_name}/{name}", shared)
-        return PatientStore(store, self._helpers[for_thread])
+            shared = self._clone = self._clone or shared.clone()
+        return PatientStore(PrefixStore(prefix, shared), self._helpers[for_thread])
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         group = self._towards(self.rank < peer) if self._by_direction else self._group

@@ -171,6 +171,7 @@ class Wire:
 
     in_order = True
     linkable = False
+    strangers = 0
     hosts_store = False
     store_host = "the test"
 
@@ -184,6 +185,9 @@ class Wire:
 
     def store(self, name: str, *, for_thread: bool = False) -> Any:
         return dist.PrefixStore(name, self._fabric.shared_store)
+
+    def job_store(self, *, for_thread: bool = False) -> Any:
+        return dist.PrefixStore("job", self._fabric.shared_store)
 
     def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Work:
         return Work(self._fabric, self._fabric.post(_Transfer(True, self.rank, peer, tensor)))

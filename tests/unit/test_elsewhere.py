@@ -1,0 +1,196 @@
+"""What other pipelines of a job are told of one that has failed: two pipelines of two ranks, on threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from pipedsl.runtime.elsewhere import Elsewhere
+from tests.support import compiled
+from tests.support.nccl_like import LAZY, Fabric, Rank, Wire, run_ranks
+from tests.support.worker import load
+
+PATIENCE = 50.0  # seconds, where it is not time that runs out
+
+
+class Part(Wire):
+    """A rank of one pipeline of a job of two. Its numbers in the job begin with `first`."""
+
+    strangers = 2
+
+    def __init__(self, fabric: Fabric, rank: int, first: int, job: Any) -> None:
+        super().__init__(fabric, rank)
+        self.ranks = range(first, first + 2)
+        self.hosts_store = first + rank == 0
+        self.job = job
+
+    def job_store(self, *, for_thread: bool = False) -> Any:
+        return self.job
+
+
+class Parts(Fabric):
+    def __init__(self, first: int, job: Any) -> None:
+        super().__init__(2, LAZY)
+        self.first, self.job = first, job
+
+    def wire(self, rank: int) -> Part:
+        return Part(self, rank, self.first, self.job)
+
+
+def two_pipelines(body: Callable[[Part], Any]) -> list[Rank]:
+    """Run `body` as each of the four ranks of a job."""
+    job = dist.HashStore()
+    found: dict[int, list[Rank]] = {}
+
+    def run(first: int) -> None:
+        found[first] = run_ranks(Parts(first, job), body)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [*found[0], *found[2]]
+
+
+class Stage(nn.Module):
+    """Runs something before its second forward."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.before = before
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            self.before()
+        return self.inner(x)
+
+
+def test_who_stands_still_knows_why_before_its_connection_is_lost(tmp_path: Path) -> None:
+    """As where its replica's process ends, and with it perhaps the store."""
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
+    pipes: dict[int, Any] = {}
+
+    def before(wire: Part) -> None:
+        if wire.ranks[wire.rank] == 1:
+            raise ValueError("a fault made on purpose")
+        if wire.ranks[wire.rank] == 3:  # as in a sum over replicas
+            deadline = time.monotonic() + PATIENCE
+            while not pipes[3]._watch._elsewhere.text and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise dist.DistNetworkError("Connection closed by peer")
+
+    def body(wire: Part) -> None:
+        pipe = module.Pipeline(
+            Stage(lambda: before(wire)), functional.mse_loss, process_group=wire, timeout=4 * PATIENCE
+        )
+        pipes[wire.ranks[wire.rank]] = pipe
+        pipe.step(torch.ones(4, 2), torch.ones(4, 2))
+
+    said = [str(rank.error) for rank in two_pipelines(body)]
+    cause = "rank 1 failed at F of stage 1, microbatch 1 (test.sched:"
+    for text in said[:2]:
+        assert cause in text
+        assert "before that" not in text
+    for text in said[2:]:
+        assert "rank 1 (global rank 3) failed at F of stage 1" in text
+        assert f"\n  before that the pipeline of global ranks 0, 1 failed: {cause}" in text
+        assert "ValueError: a fault made on purpose" in text
+
+
+def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
+    told = threading.Event()
+
+    def before(here: int) -> None:
+        if here == 3:
+            assert told.wait(PATIENCE)
+            raise ValueError("as its replica is gone")
+
+    def body(wire: Part) -> None:
+        here = wire.ranks[wire.rank]
+        try:
+            pipe = module.Pipeline(
+                Stage(lambda: before(here)),
+                functional.mse_loss,
+                process_group=wire,
+                device="nonsense" if here == 1 else "cpu",
+                timeout=4 * PATIENCE,
+            )
+            pipe.step(torch.ones(4, 2), torch.ones(4, 2))
+        finally:
+            if here == 1:
+                told.set()
+
+    said = [str(rank.error) for rank in two_pipelines(body)]
+    for text in said[:2]:
+        assert "cannot start: rank 1 failed at making the pipeline: RuntimeError: " in text
+    for text in said[2:]:
+        assert "before that the pipeline of global ranks 0, 1 failed: rank 1 failed at making the pipeline: " in text
+
+
+def part(rank: int, job: Any, name: str = "1") -> tuple[Elsewhere, Any]:
+    return Elsewhere(Part(Fabric(2, LAZY), rank % 2, rank - rank % 2, job), name, 4 * PATIENCE, job), job
+
+
+def test_the_host_stays_until_all_ranks_know() -> None:
+    job = dist.HashStore()
+    parts = [part(rank, job)[0] for rank in range(4)]
+    parts[1].tell(job, "why")
+    host = threading.Thread(target=parts[0].leave, args=(job,))
+    parts[0]._stay = PATIENCE  # the test goes on long before that
+    host.start()
+    parts[1].leave(job)
+    parts[2].look(job)
+    host.join(0.2)
+    assert host.is_alive()
+    parts[3].leave(job)
+    host.join(PATIENCE)
+    assert not host.is_alive()
+    assert [each.text for each in parts] == ["", "", "before that the pipeline of global ranks 0, 1 failed: why", ""]
+
+
+def test_the_host_does_not_wait_for_ever() -> None:
+    job = dist.HashStore()
+    wire = Part(Fabric(2, LAZY), 0, 0, job)
+    began = time.monotonic()
+    Elsewhere(wire, "1", 1.0, job).leave(job)
+    assert time.monotonic() - began >= 0.25  # a quarter of the timeout, and then it goes
+
+
+def test_what_failed_before_a_pipeline_was_made_is_not_its_cause() -> None:
+    job = dist.HashStore()
+    first, _ = part(0, job)
+    first.tell(job, "the first reason")
+    later, _ = part(2, job)
+    later.look(job)
+    assert later.text == ""
+    another, _ = part(0, job, "2")
+    another.tell(job, "the second reason")
+    later.look(job)
+    assert later.text == "before that the pipeline of global ranks 0, 1 failed: the second reason"
+    later.tell(job, "a consequence")  # which hides no cause
+    last, _ = part(4, dist.HashStore())
+    last.look(job)
+    assert last.text.endswith("the second reason")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_ranks_of_a_pipeline_do_not_take_its_own_failure_for_another(rank: int) -> None:
+    job = dist.HashStore()
+    ranks = [part(each, job)[0] for each in (0, 1)]
+    ranks[1 - rank].tell(job, "why")
+    ranks[rank].look(job)
+    assert ranks[rank].text == ""
