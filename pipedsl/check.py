@@ -89,7 +89,7 @@ def check(schedule: Schedule, limits: Limits | None = None, searching: bool = Fa
 
     `searching`: open orders are what is looked for; without it they are a mistake (PD601).
     """
-    checker = _Checker(schedule, frozenset(item.name for item in replicas_of(schedule)), searching)
+    checker = _Checker(schedule, frozenset(item.name for item in replicas_of(schedule)))
     try:
         check_depth(schedule, limits or Limits())
     except DiagnosticError as error:
@@ -145,7 +145,6 @@ class _Checker:
 
     schedule: Schedule
     replicas: frozenset[str]
-    searching: bool = False
     found: list[Diagnostic] = field(default_factory=list)
     functions: dict[str, Function] = field(default_factory=dict)
     types: dict[str, Type] = field(default_factory=dict)
@@ -155,8 +154,9 @@ class _Checker:
         labels = (Label(first, "first here"),) if first is not None else ()
         self.found.append(Diagnostic(code, message, span, labels=labels, help=help))
 
-    def planned(self, what: str, span: Span, help: str = "see `Kept for later` in docs/language.md") -> None:
-        self.say("PD113", f"{what} is not supported yet", span, help=help)
+    def planned(self, what: str, span: Span) -> None:
+        help_ = "see `Kept for later` in docs/language.md"
+        self.say("PD113", f"{what} is not supported yet", span, help=help_)
 
     # ----------------------------------------------------------------- items
 
@@ -373,10 +373,7 @@ class _Checker:
         return scope
 
     def operation(self, op: Op, scope: _Scope) -> None:
-        if op.kind == "REDUCE" and self.searching and openings(self.schedule):
-            help_ = "leave it out, and write it into what search finds"
-            self.planned("`REDUCE` in a search problem", op.span, help_)
-        elif op.kind == "REDUCE" and op.index is not None:
+        if op.kind == "REDUCE" and op.index is not None:
             message = "`REDUCE` has no microbatch: it sums the gradients of all of them"
             self.say("PD205", message, op.index.span, "leave the brackets out; `REDUCE@c` names the chunk")
         elif op.kind in PLANNED_KINDS:

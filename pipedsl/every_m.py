@@ -69,9 +69,9 @@ class EveryM:
 
 
 def every_m(result: SearchResult, budget: Budget = BUDGET) -> EveryM | None:
-    """The best answer that is proved for every m from some m on; None where none was found."""
-    if result.program.placement.shape[0] > 1:
-        return None  # of replicas nothing is proved for every m
+    """The best answer that is proved for every m from some m on; None where none was found, or `never`."""
+    if never(result):
+        return None
     problem, own = result.task.problem, orders_of(result.program)
     best = _best_of(result, problem, own, None)
     if not _in_turn(problem):
@@ -90,6 +90,13 @@ def every_m(result: SearchResult, budget: Budget = BUDGET) -> EveryM | None:
             break
         best = _best_of(result, longer, orders, best)
     return best
+
+
+def never(result: SearchResult) -> str:
+    """What it has of which nothing is proved for every m; empty where there is nothing."""
+    if result.program.placement.shape[0] > 1:
+        return "replicas"
+    return "`REDUCE`" if any(result.task.reductions) else ""
 
 
 def _best_of(result: SearchResult, problem: Problem, orders: Orders, best: EveryM | None) -> EveryM | None:

@@ -36,7 +36,8 @@ class OpenProgram:
     """A program whose rows have no order but within their strand. `strands[r]`: rows of the program.
 
     Rows stand as the text has them. `placement`: the name of the one that was chosen for `place ?`, or None. `fences`:
-    (x, y) of one rank, y after x, which implies what y needs of its own rank otherwise; at most one for each y.
+    (x, y) of one rank, y after x, which implies what y needs of its own rank otherwise; at most one for each y. Of a
+    REDUCE they are all that it waits for.
     """
 
     program: Program
@@ -140,6 +141,9 @@ def _needed(program: Program, rank: int, found: Strands, ops: Sequence[Op]) -> l
     own = _own_needs(program, rank)
     needed = []
     for row, waits in missing.items():
+        if program.kind[program.rows(rank).start + row] == Kind.REDUCE:
+            needed += [(x, row) for x in waits]  # which a search puts after all of them
+            continue
         every = waits + ([own[row]] if row in own else [])
         last = next((x for x in every if all(knows(x, other, clock) for other in every)), None)
         if last is None:

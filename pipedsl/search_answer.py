@@ -9,8 +9,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pipedsl.api import rejection, with_claims
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.lower import lower
@@ -18,6 +16,7 @@ from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Kind, Program
 from pipedsl.search_problem import Caps, Task, activation_caps
+from pipedsl.search_reductions import in_order, with_reductions
 from pipedsl.search_room import with_room
 from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
 from pipedsl.simulate import measure, simulate
@@ -207,7 +206,7 @@ def answer_of(
         solution = fitting
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
-    least = outcome.least and solution is bound and not any(task.program.memory.output)
+    least = outcome.least and solution is bound and not any(task.program.memory.output) and not any(task.reductions)
     found = _result(schedule, first, outcome, effort, program, report, solution.value)
     return replace(found, task=task, least=least, work=solution.work, interrupted=outcome.interrupted or stopped)
 
@@ -234,10 +233,18 @@ def carried(
 def _result(
     schedule: Schedule, task: Task, outcome: Outcome, effort: Effort, program: Program, report: Report, value: Fraction
 ) -> SearchResult:
-    """A program as an answer to the task, whose bound is that of the outcome."""
+    """A program as an answer to the task, whose bound is that of the outcome.
+
+    `value`: without every REDUCE. Raises DiagnosticError where ranks wait for each other's, as the text has them do.
+    """
     bound = outcome.solution
     assert bound is not None
-    proof = bound.proof or Proof.BOUND
+    proof, argument = bound.proof or Proof.BOUND, bound.argument
+    if any(task.reductions):
+        if report.metrics is None:
+            raise DiagnosticError(report.diagnostics)
+        value = getattr(report.metrics, task.problem.objective.value)
+        argument += ", without REDUCE" if value > bound.bound else ""
     return SearchResult(
         schedule=schedule,
         params=dict(program.params),
@@ -249,7 +256,7 @@ def _result(
         value=value,
         bound=bound.bound,
         proof=proof.value if value <= bound.bound else None,
-        argument=bound.argument,
+        argument=argument,
         least=False,
         caps=task.caps,
         seed=outcome.seed,
@@ -317,23 +324,17 @@ def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
     program = task.program
     columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    rows = np.array([row_of[(int(op.kind), op.stage, op.microbatch)] for order in orders for op in order], np.int64)
-    return replace(
-        program,
-        kind=program.kind[rows],
-        stage=program.stage[rows],
-        microbatch=program.microbatch[rows],
-        replica=program.replica[rows],
-        span=program.span[rows],
-        memory=replace(program.memory, cap=caps),
-    )
+    rows = [[row_of[(int(op.kind), op.stage, op.microbatch)] for op in order] for order in orders]
+    rows = with_reductions(program, rows, task.reductions, task.problem.objective.value)
+    return replace(in_order(program, rows), memory=replace(program.memory, cap=caps))
 
 
 def orders_of(program: Program) -> Orders:
-    """Every rank's operations, as the search knows them: of all replicas, their stages numbered through."""
+    """Every rank's computations, as the search knows them: of all replicas, their stages numbered through."""
     columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     rows = [Operation(Kind(kind), stage, i) for kind, stage, i in zip(*columns, strict=True)]
-    return tuple(tuple(rows[at] for at in program.rows(rank)) for rank in range(program.ranks))
+    ranks = (program.rows(rank) for rank in range(program.ranks))
+    return tuple(tuple(rows[at] for at in each if rows[at].kind != Kind.REDUCE) for each in ranks)
 
 
 def judged(

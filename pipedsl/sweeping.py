@@ -127,11 +127,12 @@ def _with_least(point: SweepPoint, is_cap: Callable[[Fraction], bool]) -> SweepP
 
 
 def _same(row: Sequence[Task], other: Sequence[Task]) -> bool:
-    """Whether two values ask the same: orders, times, caps, and the sizes that the verifier adds up."""
-    return all(
-        a.problem == b.problem and a.caps == b.caps and a.program.memory == b.program.memory
-        for a, b in zip(row, other, strict=True)
-    )
+    """Whether two values ask the same: orders, times with those of REDUCE, caps, and the sizes that are added up."""
+
+    def asked(task: Task) -> tuple[object, ...]:
+        return task.problem, task.caps, task.program.memory, task.program.costs
+
+    return all(asked(a) == asked(b) for a, b in zip(row, other, strict=True))
 
 
 def _no_difference(schedule: Schedule, name: str) -> DiagnosticError:

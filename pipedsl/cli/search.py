@@ -34,7 +34,7 @@ from pipedsl.cli.common import (
 from pipedsl.cli.output import keep
 from pipedsl.cli.status import FAILED, INTERRUPTED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
-from pipedsl.every_m import EveryM, every_m
+from pipedsl.every_m import EveryM, every_m, never
 from pipedsl.files import check_writable, write_atomically
 from pipedsl.found_text import exact
 from pipedsl.library import UsageError
@@ -210,7 +210,8 @@ def command(
         with suppress(KeyboardInterrupt):
             every = every_m(result, effort.budget)
         if every is None:
-            click.echo("not proved for other m: what is written holds for this one alone", err=True)
+            why = f", as nothing is with {never(result)}" if never(result) else ""
+            click.echo(f"not proved for other m{why}: what is written holds for this one alone", err=True)
         else:
             text = every.text
     with _interrupts_told(f"{result.objective} {exact(result.value)} was found"):

@@ -102,13 +102,6 @@ def test_help_names_what_was_probably_meant() -> None:
     assert [d.help for d in found(text)] == ["did you mean `warmup`?"]
 
 
-def test_a_search_problem_has_no_reduce() -> None:
-    text = HEAD + "rank r { (F * m || B * m) REDUCE }"
-    (diagnostic,) = check(parse_text(text), searching=True)
-    assert diagnostic.code == "PD113"
-    assert diagnostic.help == "leave it out, and write it into what search finds"
-
-
 def test_the_cycle_of_a_recursion_is_shown() -> None:
     (diagnostic,) = found(HEAD + BODY + "fn f(x) = g(x)\nfn g(x) = f(x)")
     assert "`f` -> `g` -> `f`" in diagnostic.message

@@ -1,0 +1,205 @@
+"""REDUCE in a search: where it is put, what that costs, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute import interleavings
+from click.testing import CliRunner
+
+from pipedsl.api import parse_text, verify
+from pipedsl.cli.main import cli
+from pipedsl.diagnostics import DiagnosticError
+from pipedsl.expand import expand
+from pipedsl.program import Kind, Program
+from pipedsl.search_answer import SearchResult, answer_of, carried, job_of
+from pipedsl.search_problem import tasks
+from pipedsl.search_runs import effort_of
+from pipedsl.searching import search
+from pipedsl.sweeping import sweep
+from pipedsl.syntax import Schedule
+from verify import Verdict
+
+LOOPED = "stages 2 * p\nplace s -> s % p\n"
+COPIES = "stages p\nreplica down { place s -> s }\nreplica up { place s -> p - 1 - s }\n"
+BOTH_WAYS = "F@down * m || B@down * m || F@up * m || B@up * m"
+
+
+def schedule(head: str, word: str, items: str = "") -> Schedule:
+    return parse_text(f"schedule x(p, m, k = 1)\n{head}rank r {{ {word} }}\n{items}\n")
+
+
+def found(asked: Schedule, p: int, m: int) -> SearchResult:
+    """The answer, whose text is what it says."""
+    result = search(asked, {"p": p, "m": m}, budget=2)
+    text = parse_text(result.text)
+    again, report = expand(text, {}), verify(text, {})
+    assert np.array_equal(again.kind, result.program.kind)
+    assert np.array_equal(again.stage, result.program.stage)
+    assert (report.verdict, result.verdict) == (Verdict.VERIFIED, Verdict.VERIFIED)
+    assert report.metrics is not None
+    assert getattr(report.metrics, result.objective) == result.value >= result.bound
+    return result
+
+
+def names(program: Program, rank: int) -> list[str]:
+    rows = program.rows(rank)
+    return [f"{Kind(program.kind[row]).name}{program.stage[row]}" for row in rows]
+
+
+def test_each_stands_once_after_what_it_sums() -> None:
+    result = found(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down || REDUCE@up"), 2, 2)
+    for rank in range(2):
+        order = names(result.program, rank)
+        assert sorted(each for each in order if each.startswith("REDUCE")) == ["REDUCE0", "REDUCE1"]
+        for stage in "01":
+            after = len(order) - order[::-1].index(f"B{stage}")
+            assert order.index(f"REDUCE{stage}") >= after
+
+
+@pytest.mark.parametrize("objective", ["makespan", "span"])
+@pytest.mark.parametrize("cost", ["F = 1", "F = 2 send = 1 REDUCE = 3"])
+def test_the_bound_is_that_of_the_computations(objective: str, cost: str) -> None:
+    items = f"minimize {objective}\ncost {{ {cost} }}"
+    result = found(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down || REDUCE@up", items), 2, 2)
+    alone = search(schedule(COPIES, BOTH_WAYS, items), {"p": 2, "m": 2}, budget=2)
+    assert (result.bound, alone.proof is not None) == (alone.bound, True)
+    assert result.optimal == (result.value == result.bound)
+    assert result.argument == alone.argument + ("" if result.optimal else ", without REDUCE")
+    assert not result.least
+    assert result.value >= alone.value + (3 if "REDUCE" in cost else 0)
+    if "REDUCE" not in cost and objective == "makespan":
+        assert result.value == alone.value, "at the ends, where they take no time, they make nothing longer"
+
+
+def lowest(asked: Schedule, p: int, m: int) -> Fraction:
+    """The smallest makespan of all orders of one chunk with B, REDUCE last: by what each waits for."""
+    [task] = tasks(asked, {"p": p, "m": m})
+    cost, best = task.program.costs, []
+    for orders in product(*(interleavings(strands, task.problem.depth) for strands in task.problem.strands)):
+        done: dict[tuple[str, int, int], Fraction] = {}
+        at, clock = [0] * p, [Fraction(0)] * p
+        while True:
+            ran = False
+            for rank, order in enumerate(orders):
+                if at[rank] == len(order):
+                    continue
+                kind, stage, i = order[at[rank]]
+                needs = [("F", stage - 1, i)] if kind == Kind.F and stage else []
+                needs += [("F", stage, i)] if kind == Kind.B else []
+                needs += [("B", stage + 1, i)] if kind == Kind.B and stage + 1 < p else []
+                if not all(need in done for need in needs):
+                    continue
+                begin = max([clock[rank], *(done[need] + (cost.send[need[1]] if need[1] != stage else 0)
+                                            for need in needs)])  # fmt: skip
+                clock[rank] = begin + cost.of(Kind(kind))[stage]
+                done[Kind(kind).name, stage, i] = clock[rank]
+                at[rank], ran = at[rank] + 1, True
+            if not ran:
+                break
+        if all(a == len(order) for a, order in zip(at, orders, strict=True)):
+            best.append(max(end + cost.reduce[rank] for rank, end in enumerate(clock)))
+    return min(best)
+
+
+@pytest.mark.parametrize("reduce", ["1", "3 - s", "5 * s"])
+def test_held_to_all_orders(reduce: str) -> None:
+    """Where a rank has one chunk its REDUCE can only be last, and meets nobody."""
+    costs = f"cost s {{ F = 1 + s  B = 3 - s  send = 1 / 2  REDUCE = {reduce} }}"
+    asked = schedule("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", costs)
+    result, best = found(asked, 2, 3), lowest(asked, 2, 3)
+    assert result.bound <= best <= result.value
+    assert result.value == best
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "last"),
+    [
+        ("F@0 * m || F@1 * m || B@0 * m REDUCE@0 || B@1 * m REDUCE@1", 13, ["B0", "REDUCE0"]),
+        ("F@0 * m || F@1 * m || B@0 * m || B@1 * m || REDUCE@1 || REDUCE@0", 13, ["B0", "REDUCE0"]),
+        ("(F@0 * m || F@1 * m || B@0 * m || B@1 * m) REDUCE@1 REDUCE@0", 14, ["REDUCE2", "REDUCE0"]),
+        ("(F@0 * m || F@1 * m || B@0 * m || B@1 * m) REDUCE@0 || REDUCE@1", 13, ["B0", "REDUCE0"]),
+    ],
+)
+def test_it_comes_as_soon_as_may_be_where_that_is_better(word: str, value: int, last: list[str]) -> None:
+    """Rank 0 waits for stage 1 before its last backward: time for the sum of stage 2, where the text allows it."""
+    result = found(schedule(LOOPED, word, "cost { REDUCE = 1 }"), 2, 1)
+    assert (result.value, result.bound) == (value, 12)
+    assert names(result.program, 0)[-2:] == last
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "(REDUCE@0 || F@0 * m) F@1 * m || B@1 * m || B@0 * m",
+        "(F@1 * m || B@1 * m REDUCE@1) B@0 * m REDUCE@0 || F@0 * m",
+        "REDUCE@0 F@0 * m || B@0 * m || F@1 * m || B@1 * m",
+    ],
+)
+def test_nothing_else_comes_after_one(word: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        search(schedule(LOOPED, word), {"p": 2, "m": 1}, budget=1)
+    [said] = caught.value.diagnostics
+    assert (said.code, "nothing else can come after" in said.message) == ("PD601", True)
+    assert "to the end of its word" in str(said.help)
+
+
+def test_it_may_wait_for_the_ends_of_several_words() -> None:
+    word = " || ".join(f"{kind}@{k} * m" for k in range(3) for kind in "FIW")
+    result = found(schedule("stages 3 * p\nplace s -> s % p\n", f"({word}) REDUCE@2 REDUCE@1 REDUCE@0"), 2, 1)
+    assert names(result.program, 0)[-3:] == ["REDUCE4", "REDUCE2", "REDUCE0"]
+
+
+def test_orders_of_the_text_that_hang_are_said() -> None:
+    """Rank 0 comes to stage 0 first, rank 1 to stage 1."""
+    with pytest.raises(DiagnosticError) as caught:
+        search(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up"), {"p": 2, "m": 1}, budget=1)
+    assert caught.value.diagnostics[0].code == "PD301"
+    turns = "if r == 0 { REDUCE@down REDUCE@up } else { REDUCE@up REDUCE@down }"
+    assert found(schedule(COPIES, f"({BOTH_WAYS}) {turns}"), 2, 1).value == 6
+
+
+def test_what_it_takes_makes_a_difference_to_a_sweep() -> None:
+    asked = schedule("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", "cost { REDUCE = k }")
+    points = sweep(asked, {"p": 2, "m": 2}, "k", range(1, 4), budget=1)
+    values = [point.result.value for point in points if point.result is not None]
+    assert values == [values[0], values[0] + 1, values[0] + 2]
+
+
+def test_an_answer_with_it_is_carried_to_a_larger_cap() -> None:
+    memory = "memory { activation(s) = 2 output(s) = 1 cap(r) = 5 + k }"
+    asked = schedule("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", memory)
+    effort = effort_of(1, None, 0, 1, None, None)
+    results = []
+    for k in (1, 3):
+        [task] = tasks(asked, {"p": 2, "m": 3, "k": k})
+        [outcome] = effort.run([job_of(task, effort.budget, 0)])
+        results.append((task, outcome, answer_of(asked, task, outcome, effort, None)))
+    before, (task, outcome, _) = results[0][2], results[1]
+    moved = carried(asked, task, outcome, effort, before, None)
+    assert moved is not None
+    assert np.array_equal(moved.program.kind, before.program.kind)
+    assert (moved.value, moved.caps) == (before.value, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("head", "word", "why"),
+    [
+        ("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", "`REDUCE`"),
+        (COPIES, BOTH_WAYS, "replicas"),
+    ],
+)
+def test_for_every_m_it_is_said_why_not(head: str, word: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.sched"
+    path.write_text(f"schedule x(p, m)\n{head}rank r {{ {word} }}\n")
+    asked = ["search", str(path), "-D", "p=2", "-D", "m=2", "--budget", "1", "--for-all", "m", "--no-cache", "-o", "-"]
+    result = CliRunner().invoke(cli, asked)
+    assert result.exit_code == 0, result.output
+    assert (
+        f"not proved for other m, as nothing is with {why}: what is written holds for this one alone" in result.stderr
+    )
+    assert "require p == 2 and m == 2" in result.stdout
