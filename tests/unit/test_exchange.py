@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support import compiled
-from tests.support.gloo_threads import run_ranks
+from tests.support.gloo_threads import SECONDS, run_ranks
 from tests.support.on_threads import check, cut, data, errors, reference_step, results
 from tests.support.worker import alone, load, mlp
 
@@ -299,6 +299,46 @@ def test_sequences_of_other_lengths(shared: bool, tmp_path: Path) -> None:
     assert all(said in each for each in errors(ranks))
 
 
+def test_memory_is_as_small_as_what_is_sent_now(tmp_path: Path) -> None:
+    module = make("whole", tmp_path)
+    batches = [(torch.randn(2 * M, n, 4), torch.randn(2 * M, n, 4)) for n in (100, 3)]
+    stages = [Sequences() for _ in range(P)]
+    ranks, _ = train(module, stages, batches, shared=True, renew=True, loss_fn=functional.mse_loss)
+    for pipe in results(ranks):
+        assert all(0 < link.memory < 2 * 100 * 4 * 4 for link in pipe._wire.links.values())
+
+
+def test_to_say_twice_that_shapes_are_others_is_to_say_it(tmp_path: Path) -> None:
+    module = make("whole", tmp_path)
+    held = cut(module, mlp(P))
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(held[wire.rank], functional.cross_entropy, process_group=wire, timeout=50)
+        pipe.step(*data(module))
+        for _ in range(1 + wire.rank):
+            pipe.renew_shapes()
+        pipe.step(*data(module))
+
+    results(run_ranks(module, body))
+
+
+def test_messages_of_steps_that_differ_do_not_meet(tmp_path: Path) -> None:
+    """Of ranks one of which trains, has another seed, has forgotten what was agreed on, or is ahead."""
+    module = make("whole", tmp_path, p=1)
+    (pipe,) = results(train(module, [nn.Sequential(*mlp(1))], [], shared=False)[0])
+    exchange = pipe._exchange
+    kinds = list(itertools.product((False, True), (False, True), (None, 0, 1, 5)))
+    tags = []
+    for steps in range(3):
+        for renewed, training, seed in kinds:
+            exchange.renewed, exchange._steps = renewed, steps
+            exchange.begin([], training, seed)
+            tags.append(exchange._tags)
+    each_step = [tags[k : k + len(kinds)] for k in range(0, len(tags), len(kinds))]
+    assert all(len(set(step)) == len(kinds) for step in each_step)
+    assert all(len(set(kind)) == 3 for kind in zip(*each_step, strict=True))
+
+
 class Reused(nn.Module):
     """Writes to what it has returned before."""
 
@@ -338,6 +378,10 @@ def test_a_stage_that_fails_before_layouts_are_known(place: int, shared: bool, t
     for each in errors(ranks):
         assert f"rank {place} failed at F of stage {place}, microbatch 0 (test.sched:" in each
         assert ": ValueError: on purpose" in each
+    until = time.monotonic() + SECONDS
+    while any(thread.name == "pipedsl-late" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_store_that_fails_before_layouts_are_known(tmp_path: Path) -> None:
