@@ -300,7 +300,7 @@ def test_training_in_inference_mode_is_refused(tmp_path: Path) -> None:
         assert "inference_mode() leaves nothing to train with; call step outside of it" in str(rank.error)
 
 
-@pytest.mark.parametrize("frozen", [(), (1,), (0, 1)])
+@pytest.mark.parametrize("frozen", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("detached", [3, 4])
 def test_losses_that_train_nothing_are_refused(frozen: tuple[int, ...], detached: int, tmp_path: Path) -> None:
     """As one process does in its backward; but a part of them may, and all may where nothing is to be trained."""
