@@ -17,6 +17,7 @@ from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label
 from pipedsl.open_words import OpenProgram
 from pipedsl.program import Ints, Kind, Program
 from pipedsl.simulate import Stuck, measure, simulate
+from verify.search.problem import Objective, Problem
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,22 @@ def with_reductions(
 
     at_end, soon = value(late), value(early)
     return early if soon is not None and (at_end is None or soon < at_end) else late
+
+
+def bound_with(
+    problem: Problem, program: Program, reductions: Reductions, bound: Fraction, argument: str
+) -> tuple[Fraction, str]:
+    """A bound on orders with every REDUCE, and what it rests on, from one on orders of the computations alone.
+
+    No makespan is shorter for a REDUCE. A span may be: one that comes before computations can hold up where other ranks
+    begin. Then what a rank has to run is the bound.
+    """
+    between = any(found and len(program.chunks(rank)) > 1 for rank, found in enumerate(reductions))
+    if problem.objective is Objective.MAKESPAN or not between:
+        return bound, argument
+    loads = (sum(problem.duration[op.kind][op.stage] for strand in of for op in strand) for of in problem.strands)
+    load = max(loads) * problem.time_unit
+    return (load, "load") if load < bound else (bound, argument)
 
 
 def in_order(program: Program, rows: Sequence[Sequence[int]]) -> Program:

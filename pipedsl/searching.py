@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Limits
 from pipedsl.found_text import exact
-from pipedsl.search_answer import NoRoom, SearchResult, answer_of, carried, is_too_small, job_of, may_lack_room
+from pipedsl.search_answer import (
+    NoRoom,
+    SearchResult,
+    answer_of,
+    bound_of,
+    carried,
+    is_too_small,
+    job_of,
+    may_lack_room,
+)
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import ROOM, Effort, News, Outcome, better_bound, effort_of
 from pipedsl.smallest_cap import refusal
@@ -122,7 +131,7 @@ def best_of(
         return answer
     # One that has neither an order nor a refusal may be better than all.
     decided = len(solved) + sum(each.refused for _, each in found) == len(found)
-    bound = min(solution.bound for _, _, solution in solved) if decided else Fraction(0)
+    bound = min(bound_of(task, solution)[0] for task, _, solution in solved) if decided else Fraction(0)
     answer = replace(answer, least=False)  # as good an order of another placement may hold less
     if bound >= answer.bound:
         return answer

@@ -76,6 +76,17 @@ def test_the_bound_is_that_of_the_computations(objective: str, cost: str) -> Non
         assert result.value == alone.value, "at the ends, where they take no time, they make nothing longer"
 
 
+def test_a_span_is_bound_by_work_alone_where_a_sum_may_come_between() -> None:
+    """It may hold up where another rank begins, which makes that one's span shorter."""
+    items = "minimize span\ncost { F = 1 send = 2 }"
+    asked, alone = (schedule(LOOPED, f"F@0 * m || F@1 * m || B@0 * m || B@1 * m{more}", items) for more in
+                    (" || REDUCE@0 || REDUCE@1", ""))  # fmt: skip
+    result, without = found(asked, 2, 1), search(alone, {"p": 2, "m": 1}, budget=2)
+    assert (result.bound, result.argument) == (6, "load, without REDUCE")
+    assert without.bound > 6
+    assert not result.optimal
+
+
 def lowest(asked: Schedule, p: int, m: int) -> Fraction:
     """The smallest makespan of all orders of one chunk with B, REDUCE last: by what each waits for."""
     [task] = tasks(asked, {"p": p, "m": m})
