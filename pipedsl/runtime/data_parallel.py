@@ -36,7 +36,8 @@ class ShardedChunk(Chunk):
     """A stage under FSDP2, whose hooks take a microbatch's gradients when the input's is known.
 
     So its backward is not split: I does all that B does, and W nothing. Gradients are reduced in the last backward, or,
-    where `reduced`, by `reduce`.
+    where `reduced`, by `reduce`. `waits`: in this step they wait for `reduce`, as the last microbatch has none, and so
+    no backward. `replicas`: the ranks, of the whole job, that hold parts of the stage's parameters.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -44,6 +45,9 @@ class ShardedChunk(Chunk):
         self._sharded = sharded
         self._microbatches = microbatches
         self.reduced = reduced
+        self.waits = False
+        meshes = [q.device_mesh.mesh for q in module.parameters() if hasattr(q, "device_mesh")]
+        self.replicas = sorted({int(rank) for mesh in meshes for rank in mesh.flatten()})
         self._left = 0
         self._ran = False
 
@@ -51,6 +55,7 @@ class ShardedChunk(Chunk):
         super().begin(train)
         self._left = self._microbatches
         self._ran = False
+        self.waits = False
         self._synchronise(False)
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
@@ -68,10 +73,7 @@ class ShardedChunk(Chunk):
         if self._left == 0 and runs:
             self._synchronise(True)
         elif self._left == 0 and self._ran:
-            raise ValueError(
-                "no gradient comes back for this stage's last microbatch, where some did for others; fully_shard "
-                "reduces gradients in the last backward, so that one must run"
-            )
+            self.waits = True
         elif self._left == 0:
             self._reshard()
         self._ran |= runs

@@ -6,10 +6,10 @@ Ranks are those of `composing`.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.dist.cases.composing import STAGES, Apart, check, mesh, on_all_data, pipeline
+from tests.dist.cases.composing import REPLICAS, STAGES, Apart, check, mesh, on_all_data, pipeline
 from tests.support.job import BOTH, Case, Job, M, tokens
 from tests.support.worker import mlp
 
@@ -53,20 +53,60 @@ def replicas_that_no_gradient_comes_back_to(job: Job) -> None:
                 assert all((q.grad is None) == (way != "replicated") for q in stage.parameters()), (name, way)
 
 
+class Through(nn.Module):
+    """Trains on what comes in, and sends a gradient back for some microbatches of every step."""
+
+    def __init__(self, *microbatches: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 5)
+        self.microbatches = microbatches
+        self.calls = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y: torch.Tensor = self.inner(x if self.calls % M in self.microbatches else x.detach())
+        return y
+
+
+def unless_masked(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss that is no part of the graph where no target counts."""
+    loss = functional.cross_entropy(y, targets.clamp(min=0))
+    return loss if (targets >= 0).any() else loss.detach() * 0
+
+
 @case
 def a_last_gradient_that_is_missing(job: Job) -> None:
-    """FSDP2 reduces in the last backward; without it the replicas would differ."""
+    """FSDP2 reduces in the last backward; without it the gradients of the others count all the same."""
     both = mesh()
-    own = both.get_local_rank("pipe")
-    stage = fully_shard([nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Apart(1)][own], mesh=both["data"])
-    pipe = pipeline(job, "whole", stage, both.get_group("pipe"))
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
 
-    def steps() -> None:  # the other rank may have done its part of the first
-        for step in range(2):
-            pipe.step(*tokens(step))
+    def batch_of(seed: int, *, masked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, targets = tokens(seed)
+        targets[-len(targets) // M :] = -100 if masked else 1
+        return batch, targets
 
-    with pytest.raises(RuntimeError, match="no gradient comes back for this stage's last microbatch, where some did"):
-        steps()
+    # Which steps' losses are detached for the last microbatch, and what passes the second stage otherwise.
+    for name, detached, through in itertools.product(BOTH, ((), (0, 1, 2), (1,)), (range(M), (1,))):
+        torch.manual_seed(9)
+        blocks = nn.Sequential(nn.Embedding(11, 6), *(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)))
+        stages: list[nn.Module] = [nn.Sequential(blocks, nn.Linear(6, 8)), Through(*through)]
+        expected = copy.deepcopy(stages)
+        for step in range(3):
+            for each in range(REPLICAS):
+                batch, targets = batch_of(10 * step + each, masked=step in detached)
+                for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                    loss = unless_masked(expected[1](expected[0](x)), y)
+                    if loss.requires_grad:
+                        (loss / M / REPLICAS).backward()
+        stage = stages[own]
+        if own == 0:
+            for block in blocks[1:]:  # several sums, whose order counts
+                fully_shard(block, mesh=both["data"])
+        pipe = pipeline(job, name, fully_shard(stage, mesh=both["data"]), both.get_group("pipe"), unless_masked)
+        for step in range(3):
+            pipe.step(*batch_of(10 * step + replica, masked=step in detached))
+            assert all(isinstance(q, DTensor) for q in stage.parameters())
+        check(stage, expected[own])
 
 
 def summed(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
