@@ -30,20 +30,22 @@ def pressed_in_z3():
     make = z3.z3.Z3_mk_context_rc
     def made(config):
         press()
-        return make(config)
+        context = make(config)
+        print("made")
+        return context
     z3.z3.Z3_mk_context_rc = made
     z3.Context()
-    print("made")
 
 def imported():
     sys.meta_path.insert(0, Finder())
     import colorsys
-    print("imported")
 
 try:
     {what}
     time.sleep(60)
 except KeyboardInterrupt:
+    if "colorsys" in sys.modules:
+        print("imported")
     print("stopped")
 """
 
