@@ -396,6 +396,10 @@ class Freezes(Two):
 class Thaws(Two):
     """Trains a bias that it has used frozen."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.bias.requires_grad_(False)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.first.bias.requires_grad_(False)
         y: torch.Tensor = self.second(self.first(x))
