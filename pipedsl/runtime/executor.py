@@ -177,6 +177,8 @@ class Executor:
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
             off = torch.autocast(device, enabled=False) if autocast else contextlib.nullcontext()
+            if not isinstance(train, bool):
+                raise TypeError(f"train must be True or False, not a {type(train).__name__}")
             with torch.set_grad_enabled(train), off, held_back(self._reductions.parts):
                 result = self._run(batch, targets, extras, train, scale, seed, autocast)
             if train:
@@ -189,7 +191,7 @@ class Executor:
         Call it on every rank after `step(..., scale=scaler.get_scale())`; then `scaler.step(optimizer)` and
         `scaler.update()` as usual.
         """
-        if not scaler.is_enabled():
+        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             return
         with self._together("unscaling the gradients"):
             unscale_over_ranks(self._wire, scaler, optimizer, self._device)
@@ -226,9 +228,9 @@ class Executor:
         that is a module count too.
         """
         modules = [*self._modules, *([self._loss_fn] if isinstance(self._loss_fn, torch.nn.Module) else [])]
-        parameters = [q for module in modules for q in module.parameters()]
-        elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
         with self._together("clipping the gradients"):
+            parameters = [q for module in modules for q in module.parameters()]
+            elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
             return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 
     def timeline(self) -> Timeline:
@@ -248,12 +250,13 @@ class Executor:
         return _Together(self._watch, self._exchange, what, step)
 
     def _kind_of_step(self, train: bool, seed: int | None) -> str:
-        """In words, for other ranks to compare with theirs."""
-        words = ["training" if train else "evaluating"]
-        words += [] if seed is None else [f"seed {seed}"]
+        """In words, for other ranks to compare with theirs. What cannot be is found out later, when they are told."""
+        trains = train if isinstance(train, bool) else True
+        words = ["training" if trains else "evaluating"]
+        words += [f"seed {seed}"] if type(seed) is int else []
         words += ["after renew_shapes()"] if self._exchange.renewed else []
         loaded = self._tied.reloaded or self._copies.reloaded
-        words += ["after load_state_dict()"] if train and loaded else []
+        words += ["after load_state_dict()"] if trains and loaded else []
         return ", ".join(words)
 
     def _run(

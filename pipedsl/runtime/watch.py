@@ -109,6 +109,9 @@ class Watch:
             known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
             if awaited:
                 known = self._tell_all(error, known)
+            elif known is not None:  # whoever comes to wait for this rank will know
+                with contextlib.suppress(Exception):
+                    self._own_store.set(f"alone/{self._wire.rank}", self._head(known))
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
@@ -403,6 +406,7 @@ class Watch:
         if silent:
             names = ", ".join(called(self._wire, rank) for rank in silent)
             lines.append(f"  no answer from {names} (dead, stopped, or not in step())")
+            lines += self._failed_alone(store, silent)
         if silent or failure["why"] in ("waited", "parted"):
             lines += self._turns_apart(store, states, silent)
         if "alone" in failure and failure["why"] != "store":
@@ -413,6 +417,15 @@ class Watch:
             lines.append(f"  {self._elsewhere.text}")
         lines.append(f"  this is {self._here}")
         return "\n".join(lines)
+
+    def _failed_alone(self, store: Store, ranks: list[int]) -> list[str]:
+        """What has failed on these ranks in what they did by themselves, as saving; in lines."""
+        found = []
+        with contextlib.suppress(Exception):
+            for rank in ranks:
+                if store.check([f"alone/{rank}"]):
+                    found.append(f"  before that {store.get(f'alone/{rank}').decode()}")
+        return found
 
     def _turns_apart(self, store: Store, states: dict[int, Report], silent: list[int]) -> list[str]:
         """Where ranks were in different turns, which; in a line, if any."""
