@@ -10,15 +10,16 @@ from itertools import product
 
 import pytest
 from brute import interleavings, optimum
-from problems import uneven
+from problems import EQUAL, linear, uneven
 
 from pipedsl.program import Costs
 from verify.search import Budget, Objective, Problem, lower_bound, make_problem, model_of, solve, uniform_costs
 from verify.search.bounds import chains
+from verify.search.engines import MOST_OPERATIONS
 from verify.search.loosen import loosen
 from verify.search.model import fits, run
 from verify.search.nested import Nested, can_nest, raise_from_few
-from verify.search.solve import _Search
+from verify.search.solve import PACE, _Search
 from verify.search.spacing import Spacing, first_rows
 
 
@@ -132,3 +133,20 @@ def test_loosened_orders_fit_and_are_no_worse(seed: int) -> None:
     again.take(rows, "start")
     loosen(again, 1)
     assert again.rows == search.rows
+
+
+def test_what_is_too_large_for_one_question_is_bounded_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no question is about more operations than the solver is good for, but for those of a stretch."""
+    monkeypatch.setitem(MOST_OPERATIONS, "z3", 200)
+    problem = linear(4, 40, EQUAL, 3)
+    whole, found = lower_bound(model_of(problem)).value, solve(problem, budget=Budget(20))
+    assert whole * problem.time_unit < found.bound <= found.value
+    assert found.argument == "refutation by z3"
+
+
+def test_shares_are_of_what_the_clock_leaves() -> None:
+    """Else a turn that is a part of the work may take all of the time, and what comes after it has none."""
+    problem = linear(4, 40, EQUAL, 3)
+    search = _Search(problem, Budget(1000, 5), 0, None, None, None, None)
+    assert 0 < search.left <= 5 * PACE
+    assert _Search(problem, Budget(1000), 0, None, None, None, None).left == 1000

@@ -118,6 +118,8 @@ def _ask_with_few(standing: Standing, spacing: Spacing, limit: int, work: float)
 
 def _ask_all(standing: Standing, known: Spacing, limit: int, work: float) -> Answer:
     """About all microbatches."""
+    if len(standing.model) > MOST_OPERATIONS[standing.engine]:
+        return Answer.UNKNOWN
     found = ask(standing, standing.model, limit, work, spacing=known)
     standing.work += len(standing.model) / MADE
     if found.answer is Answer.REFUTED:

@@ -39,6 +39,8 @@ LARGE = 12_000  # operations; above, habits are first tried on fewer microbatche
 SHORT = 6  # work that goes into them at most
 SQUEEZED = 30_000  # operations; above, the longest rank has too many ways
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
+PACE = 2.0  # units of work in a second, about; shares are of what the clock leaves, too
+MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
 NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
@@ -174,7 +176,7 @@ class _Search:
 
     @property
     def left(self) -> float:
-        return 0 if monotonic() >= self.stop else max(0.0, self.budget.work - self.work)
+        return max(0.0, min(self.budget.work - self.work, PACE * (self.stop - monotonic())))
 
     def take(self, rows: list[list[int]], by: str) -> None:
         """Keep orders that are better than what there is. What does not hold water is dropped."""
@@ -301,14 +303,15 @@ def _settle(search: _Search, rows: list[list[int]]) -> None:
 def _rounds(search: _Search) -> None:
     """Habits, steady states and z3 in turn, each round with twice the work of the one before."""
     reasons = len(search.model) <= MOST_OPERATIONS[search.engine]
+    parts = len(search.model) <= MOST_IN_PARTS
     # z3 is soon done with few operations, where habits would be tried in vain.
-    share = min(0.5, len(search.model) / 400) if reasons else search.budget.work / 50
+    share = min(0.5, len(search.model) / 400) if reasons else search.left / 50
     steady: list[Steady] | None = None
     if len(search.model) > LARGE and not search.done and search.left > 0.01:
         _ride_waves(search)
         for short in short_models(search.model):
             if not search.done:
-                _tune_short(search, short, min(SHORT, search.budget.work / 12))
+                _tune_short(search, short, min(SHORT, search.left / 12))
     periods = True
     while not search.done and search.left > 0.01:
         before = search.work
@@ -326,9 +329,9 @@ def _rounds(search: _Search) -> None:
             _place(search, steady[:KERNELS], share)
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
-        if reasons and len(search.model) > FEW and not search.done:
+        if parts and len(search.model) > FEW and not search.done:
             loosen(search, search.left / LOOSENED)
-        if reasons and search.nested is not None and not search.done:
+        if parts and search.nested is not None and not search.done:
             raise_from_few(search, search.nested, search.left / NESTED)
         if reasons and not search.done:
             close(search, share)
