@@ -51,11 +51,21 @@ def begin(problem: Problem, chain: list[Op], where: str) -> int:
     for n, op in enumerate(chain):
         rank, k, position = problem.at[op]
         others = [strand[0] for each, strand in enumerate(problem.strands[rank]) if strand and each != k]
-        # A backward comes after a forward of its rank; so does a forward that has one of an earlier stage there.
-        later = all(other[0] != "F" or min(problem.own(rank, other[1])) < other[1] for other in others)
+        later = all(is_later(problem, rank, other) for other in others)
         need(op[0] == "F" and position == 0 and later, f"{where}[{n}]", f"{op} need not be the first of its rank")
         need([x for x, _ in problem.needs(op)] == chain[n - 1 : n] if n else not problem.needs(op), where, "a gap")
     return length(problem, chain, where)
+
+
+def is_later(problem: Problem, rank: int, op: Op) -> bool:
+    """Whether an operation needs another one of the rank, by itself or by what it needs."""
+    seen, left = {op}, [op]
+    while left:
+        needed = {x for x, _ in problem.needs(left.pop())} - seen
+        if any(problem.at[x][0] == rank for x in needed):
+            return True
+        seen, left = seen | needed, [*left, *needed]
+    return False
 
 
 def idle(problem: Problem, rank: int, windows: Any, where: str) -> int:
