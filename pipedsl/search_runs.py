@@ -71,13 +71,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class News:
-    """How a running search stands, in the file's units of time and in seconds."""
+    """How a running search stands, in the file's units of time and in seconds. `said`: in words, in place of that."""
 
     by: str
     value: Fraction | None
     bound: Fraction
     elapsed: float
     label: str
+    said: str = ""
 
     @property
     def gap(self) -> Fraction | None:
@@ -202,10 +203,7 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     except NothingFound:
         return Outcome(job.seed, elapsed=monotonic() - started)
     except ModuleNotFoundError as error:
-        needed = {"z3": ("z3", "search"), "ortools": ("CP-SAT", "cpsat")}.get((error.name or "").partition(".")[0])
-        if needed is None:
-            raise
-        raise UsageError(f"this search needs {needed[0]}: pip install 'pipedsl[{needed[1]}]'") from None
+        raise usage_of_missing(error) from None
     except KeyboardInterrupt:
         return Outcome(job.seed, elapsed=monotonic() - started, interrupted=True)
     if ended_by_interrupt(solution):
@@ -216,6 +214,12 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     return Outcome(
         job.seed, lean.solution, least=lean.least, elapsed=monotonic() - started, interrupted=lean.interrupted
     )
+
+
+def usage_of_missing(error: ModuleNotFoundError) -> Exception:
+    """What to say where an engine is not installed; the error itself where it is about something else."""
+    needed = {"z3": ("z3", "search"), "ortools": ("CP-SAT", "cpsat")}.get((error.name or "").partition(".")[0])
+    return error if needed is None else UsageError(f"this search needs {needed[0]}: pip install 'pipedsl[{needed[1]}]'")
 
 
 def within(budget: Budget, until: float | None) -> Budget:

@@ -75,7 +75,7 @@ def search(
     outcomes = first.run([job_of(t, first.budget, each, t.placement or "") for t in possible for each in seeds])
     of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     if all(each.refused for each in of_task):
-        raise refusal(schedule, found).error
+        raise refusal(schedule, found, effort).error
     return best_of(schedule, list(zip(possible, of_task, strict=True)), share, transports, profile)
 
 

@@ -3,65 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from fractions import Fraction
+from time import monotonic
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
 from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.program import Kind
 from pipedsl.search_problem import Caps, Task
+from pipedsl.search_runs import LEAST_WORK, Effort, News, ended_by_interrupt, usage_of_missing, within
 from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
 from verify.memory import size_text
+from verify.search.engines import suited
 from verify.search.judge import program_of
 from verify.search.levels import levels_of
+from verify.search.model import model_of
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, Solution, solve
 
-EFFORT = Budget(work=1.0, seconds=10.0)
-"""For each question whether some cap can be kept to."""
+WORK = 1.0
+"""For each question whether some cap can be kept to, at most."""
 
 MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
 class Smallest:
-    """Caps that an order keeps to, all raised by the same. `sure`: no smaller raise will do."""
+    """Caps that an order keeps to, all raised by the same. `sure`: no smaller raise will do.
+
+    `interrupted`: Ctrl-C ended the search for it.
+    """
 
     task: Task
     caps: Caps
     by: Fraction
     solution: Solution
     sure: bool
+    interrupted: bool
 
 
 @dataclass(frozen=True)
 class Refusal:
     """PD602. `smallest`: the cap of every rank that would do, where the caps are the same for all; else None.
 
-    `said`: the same as people read it.
+    `said`: the same as people read it. `sure`: no smaller one would do.
     """
 
     diagnostic: Diagnostic
     smallest: Fraction | None = None
     said: str = ""
+    sure: bool = False
 
     @property
     def error(self) -> DiagnosticError:
         return DiagnosticError([self.diagnostic])
 
 
-def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
-    """What to say where no order keeps to the caps, with the smallest of the placement that needs least."""
+def refusal(schedule: Schedule, tasks: Sequence[Task], effort: Effort) -> Refusal:
+    """What to say where no order keeps to the caps, with the smallest of the placement that needs least.
+
+    `effort`: its budget is for all that is asked of one placement; `until`, where it is given, ends all.
+    """
     span = _span(schedule)
-    try:
-        found = [each for each in map(smallest, tasks) if each is not None]
-    except KeyboardInterrupt:
-        help_ = "interrupted before it was found how far they have to be raised"
-        return Refusal(Diagnostic("PD602", "no order keeps to these caps", span, help=help_))
+    found: list[Smallest] = []
+    with suppress(KeyboardInterrupt, NothingFound):
+        for at, task in enumerate(tasks):
+            if not any(each.interrupted for each in found):
+                found.append(smallest(task, effort.ending(1 / (len(tasks) - at))))
     if not found:
-        return Refusal(Diagnostic("PD602", "no order was found under any cap", span))
+        help_ = "the search ended before it was found how far they have to be raised"
+        return Refusal(Diagnostic("PD602", "no order keeps to these caps", span, help=help_))
     best = min(found, key=lambda each: each.by)
+    sure = len(found) == len(tasks) and all(each.sure for each in found)
     memory = best.task.program.memory
 
     def size(value: Fraction) -> str:
@@ -79,48 +94,96 @@ def refusal(schedule: Schedule, tasks: Sequence[Task]) -> Refusal:
         what, needed = "these caps", f"{size(best.by)} more on every rank ({', '.join(shown)}{more})"
     # Of the buffers of messages a search knows those that F sends from; the others may need more.
     apart = ", received messages and gradients apart," if any(memory.output) else ""
-    how = "the smallest that one keeps to" if best.sure else "the smallest that one was found for"
+    how = "the smallest that one keeps to" if sure else "the smallest that one was found for"
     message = f"no order keeps to {what}; {how}{apart} is {needed}"
     help_ = "raise the cap, or leave more of the order open"
-    return Refusal(
-        Diagnostic("PD602", message, span, notes=(_held(best),), help=help_), least, "" if least is None else needed
-    )
+    if not sure:
+        help_ += "; smaller ones are not ruled out"
+    diagnostic = Diagnostic("PD602", message, span, notes=(_held(best),), help=help_)
+    return Refusal(diagnostic, least, "" if least is None else needed, sure)
 
 
-def smallest(task: Task) -> Smallest | None:
-    """The least that all caps have to be raised by; None where not even without caps an order was found."""
+def smallest(task: Task, effort: Effort) -> Smallest:
+    """The least that all caps have to be raised by, as far as the effort shows it.
+
+    Raises NothingFound where not even without caps an order was found.
+    """
+    started = monotonic()
     constant = constant_part(task.program)
     capped = [(cap, fixed) for cap, fixed in zip(task.caps, constant, strict=True) if cap is not None]
     levels = levels_of((fixed - cap for cap, fixed in capped), task.problem.size_unit)
+    ask = _Asked(task, effort)
 
     def over(solution: Solution) -> Fraction:
         sums = zip(solution.judgement.memory, constant, task.caps, strict=True)
         return max((held + fixed - cap for held, fixed, cap in sums if cap is not None), default=Fraction(0))
 
-    def raised(by: Fraction | None) -> Caps:
-        return tuple(None if cap is None or by is None else cap + by for cap in task.caps)
-
-    best, _ = _order(task.with_caps(raised(None)))
-    if best is None:
-        return None
-    low, sure = Fraction(0), True
+    best = ask.first()
+    low, sure, interrupted = Fraction(0), True, False
     while (middle := levels.between(low, over(best))) is not None:
-        answer, refuted = _order(task.with_caps(raised(middle)))
+        if effort.progress is not None:
+            needed = size_text(over(best), task.program.memory.in_bytes, ROUND_CEILING)
+            said = f"no order keeps to the caps, one does with {needed} more"
+            effort.progress(News("caps", None, Fraction(0), monotonic() - started, task.placement or "", said))
+        if ask.over:
+            sure = False
+            break
+        try:
+            answer, refuted = ask.order(middle)
+        except KeyboardInterrupt:
+            sure, interrupted = False, True
+            break
         if answer is None:
             low, sure = middle, sure and refuted
         else:
             best = answer
-    return Smallest(task, raised(over(best)), over(best), best, sure)
+            interrupted = ended_by_interrupt(answer)
+    return Smallest(task, _raised(task, over(best)), over(best), best, sure, interrupted)
 
 
-def _order(task: Task) -> tuple[Solution | None, bool]:
-    """An order that keeps to the caps, or whether there is none for sure."""
-    try:
-        return solve(task.problem, budget=EFFORT), False
-    except Infeasible:
-        return None, True
-    except NothingFound:
-        return None, False
+def _raised(task: Task, by: Fraction | None) -> Caps:
+    """The caps with so much more, or (None) without any."""
+    return tuple(None if cap is None or by is None else cap + by for cap in task.caps)
+
+
+class _Asked:
+    """Whether some order keeps to raised caps, asked again and again, with what is left of the effort."""
+
+    def __init__(self, task: Task, effort: Effort) -> None:
+        self.task, self.effort = task, effort
+        self.left = effort.budget.work
+        # No order is longer, so the first one ends the search.
+        self.any = model_of(task.problem).horizon * task.problem.time_unit
+
+    @property
+    def over(self) -> bool:
+        return self.left < LEAST_WORK or self.effort.over
+
+    def first(self) -> Solution:
+        """An order without caps, which is soon there: however little work or time is left. Raises NothingFound."""
+        return self._solve(None, WORK, None)
+
+    def order(self, by: Fraction) -> tuple[Solution | None, bool]:
+        """An order that keeps to the caps with so much more, or whether there is none for sure."""
+        work = min(WORK, self.left)
+        try:
+            return self._solve(by, work, self.effort.until), False
+        except Infeasible as error:
+            self.left -= work if error.rank < 0 else 0  # bounds cost next to nothing
+            return None, True
+        except NothingFound:
+            self.left -= work
+            return None, False
+
+    def _solve(self, by: Fraction | None, work: float, until: float | None) -> Solution:
+        problem = self.task.with_caps(_raised(self.task, by)).problem
+        budget = within(Budget(work, None, suited(self.effort.budget.engine, problem)), until)
+        try:
+            found = solve(problem, budget=budget, seed=self.effort.seed, goal=self.any)
+        except ModuleNotFoundError as error:
+            raise usage_of_missing(error) from None
+        self.left -= found.work
+        return found
 
 
 def _held(best: Smallest) -> str:

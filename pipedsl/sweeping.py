@@ -41,7 +41,8 @@ FIRST = 0.1
 class SweepPoint:
     """What was found for one value. `result` None: no order keeps to the caps (`refusal`), or none was found: `why`.
 
-    `least`: the smallest value that an order keeps to, known where the values are the caps themselves.
+    `least`: the smallest value that an order keeps to, as far as `refusal` is sure of it, known where the values are
+    the caps themselves.
     """
 
     value: Fraction
@@ -117,7 +118,8 @@ def sweep(
             return False
         return all(set(task.caps) == {value} for task in row)
 
-    return [_with_least(point, is_cap) for point in _with_refusals(schedule, grid, curves, points)]
+    points = _with_refusals(schedule, grid, curves, points, effort)
+    return [_with_least(point, is_cap) for point in points]
 
 
 def _with_least(point: SweepPoint, is_cap: Callable[[Fraction], bool]) -> SweepPoint:
@@ -151,7 +153,11 @@ def _no_difference(schedule: Schedule, name: str) -> DiagnosticError:
 
 
 def _with_refusals(
-    schedule: Schedule, grid: Sequence[Sequence[Task]], curves: Sequence[Sequence[Outcome]], points: list[SweepPoint]
+    schedule: Schedule,
+    grid: Sequence[Sequence[Task]],
+    curves: Sequence[Sequence[Outcome]],
+    points: list[SweepPoint],
+    effort: Effort,
 ) -> list[SweepPoint]:
     """The points, with what to say where no order keeps to the caps; said once where only the cap differs."""
     last: tuple[Task, Refusal] | None = None
@@ -160,9 +166,17 @@ def _with_refusals(
             continue
         task = grid[at][0]
         if last is None or last[1].smallest is None or not _same_but_for_caps(last[0], task):
-            last = task, refusal(schedule, grid[at])
+            last = task, refusal(schedule, grid[at], _rest(effort, [curve[at] for curve in curves]))
         points[at] = replace(points[at], refusal=last[1])
     return points
+
+
+def _rest(effort: Effort, outcomes: Sequence[Outcome]) -> Effort:
+    """With the time that searches left of that of a value."""
+    seconds = effort.budget.seconds
+    if seconds is None:
+        return effort
+    return replace(effort, until=monotonic() + max(0.0, seconds - sum(each.elapsed for each in outcomes)))
 
 
 class _Curve:

@@ -25,6 +25,8 @@ VERSION = 1
 def progress_text(news: News) -> str:
     """One short line."""
     where = f"{news.label}: " if news.label else ""
+    if news.said:
+        return f"{where}{news.said}, {news.elapsed:.0f} s"
     if news.value is None or news.gap is None:
         return f"{where}nothing yet, bound {number(news.bound)}, {news.elapsed:.0f} s"
     return f"{where}{number(news.value)}, bound {number(news.bound)}, gap {percent(news.gap)}, {news.elapsed:.0f} s"
@@ -148,9 +150,13 @@ def _cells(point: SweepPoint) -> tuple[str, ...]:
     if result is None:
         if point.refusal is None:
             return ("-", "-", "-", "-", "-", f"nothing found: {point.why}", "warning")
-        told = f", the smallest cap is {point.refusal.said}" if point.refusal.said else ""
-        if point.least is not None:
+        refusal, told = point.refusal, ""
+        if not refusal.sure:
+            told = f", one was found for a cap of {refusal.said}" if refusal.said else ""
+        elif point.least is not None:
             told = f", the smallest is {number(point.least)}"
+        elif refusal.said:
+            told = f", the smallest cap is {refusal.said}"
         return ("-", "-", "-", "-", "-", f"no order keeps to it{told}", "error")
     metrics = result.report.metrics
     bubble, peak = Fraction(0), Fraction(0)
@@ -174,6 +180,7 @@ def _point(point: SweepPoint) -> Json:
         if point.refusal is not None:
             for key, least in (("smallest", point.least), ("smallest_cap", point.refusal.smallest)):
                 why[key] = None if least is None else json_number(least)
+            why["smallest_proved"] = point.refusal.sure
             why["diagnostics"] = [diagnostic_document(point.refusal.diagnostic)]
         return why
     metrics = result.report.metrics
