@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from pipedsl.runtime.deferred import Deferral, Product, multiply, run_backward
 from pipedsl.runtime.extras import asked_for, choose
+from pipedsl.runtime.overlaps import overlapping
 from pipedsl.runtime.tree import Structure, unflatten
 
 Gradients = Sequence[torch.Tensor | None]
@@ -34,13 +35,15 @@ class _Enter(torch.autograd.Function):
 class Arrived(NamedTuple):
     """A stage's input for one microbatch: tensors without history, and which of them need a gradient.
 
-    `rows`: of the microbatch, in the batch that the first stage was given.
+    `rows`: of the microbatch, in the batch that the first stage was given. `shared`: those that share memory with
+    another one where the stage before returned them, by number.
     """
 
     structure: Structure
     leaves: Sequence[torch.Tensor]
     needs: Sequence[bool]
     rows: int
+    shared: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -136,20 +139,23 @@ class Chunk:
         with self._deferral.used():
             return self._module(value, **extras)
 
-    def handed_over(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def handed_over(self, outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Sequence[int]]:
         """The outputs without history, for another stage to keep: copies of those that the module may write to again.
 
-        These are tensors that no gradient goes through, and views of its buffers.
+        These are tensors that no gradient goes through, and views of its buffers. With them, which of the outputs share
+        memory with another one.
         """
-        return [self._handed_over(leaf) for leaf in outputs]
-
-    def _handed_over(self, leaf: torch.Tensor) -> torch.Tensor:
-        x = leaf.detach()
-        if type(x) is not torch.Tensor and (wait := getattr(x, "wait", None)) is not None:
-            x = wait()  # a tensor parallel module has left it under way
-        if not leaf.requires_grad or (self._buffers and x.untyped_storage().data_ptr() in self._buffers):
-            return x.clone(memory_format=torch.contiguous_format)
-        return x
+        tensors = []
+        for y in outputs:
+            x = y.detach()
+            if type(x) is not torch.Tensor and (wait := getattr(x, "wait", None)) is not None:
+                x = wait()  # a tensor parallel module has left it under way
+            tensors.append(x)
+        shared = overlapping(tensors, [id(y) for y in outputs]) if len(outputs) > 1 else ()
+        for i, y in enumerate(outputs):
+            if not y.requires_grad or (self._buffers and tensors[i].untyped_storage().data_ptr() in self._buffers):
+                tensors[i] = tensors[i].clone(memory_format=torch.contiguous_format)
+        return tensors, shared
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note where the backward starts."""

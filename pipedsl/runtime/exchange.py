@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from pipedsl.runtime.chunk import Arrived
+from pipedsl.runtime.overlaps import counted, versions
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall
 from pipedsl.runtime.presence import Announced, Marked, Presence
 from pipedsl.runtime.shared_memory import Link, NoMemory
 from pipedsl.runtime.tree import Layout, Structure, plain
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import TENSORS_PER_MESSAGE, WARM_UP_TAG, ConnectionLost, Wire, message_tag, step_tag
+from pipedsl.runtime.writes import Writes
 
 _NOTHING = torch.empty(0)
 _LAYOUT_POLL = 0.001  # seconds between two looks for a layout, in the first step
@@ -106,6 +108,7 @@ class Exchange:
         self._warm = False
         readable = device.type == "cpu" and not wire.in_order  # what has been waited for is there
         self._presence: Presence = Marked() if readable else Announced(self._store, watch)
+        self._writes = Writes(self._store, self._names, plan.microbatches_each, device)
         self.agreement = 0  # how often the layouts have been forgotten
         self.renewed = False  # since the last step
         self._tags = 0  # what is added to those of this step's messages
@@ -164,6 +167,10 @@ class Exchange:
             handed.check(f"the output of stage {self._names[stage - 1]} for microbatch {self._numbers[microbatch]}")
         return self._inputs.pop((stage, microbatch))
 
+    def look_for_writes(self, stage: int, arrived: Arrived, before: Sequence[int]) -> None:
+        """ValueError where `stage`, which has run, wrote to what shares memory. `before`: its inputs' versions."""
+        self._writes.look(self._train, stage, arrived, before, here=stage - 1 in self._stages)
+
     def takes_gradients(self, stage: int) -> bool:
         """Whether a gradient of what goes to `stage` was asked for in training, as far as is known."""
         layout = self._layouts.get((True, stage))
@@ -183,15 +190,22 @@ class Exchange:
         outputs: Sequence[torch.Tensor],
         rows: int,
         tensors: Sequence[torch.Tensor],
+        shared: Sequence[int],
     ) -> None:
-        """Hand to `stage` what the stage before returned, taken apart; `tensors`: its outputs without history."""
+        """Hand to `stage` what the stage before returned, taken apart.
+
+        `tensors`: its outputs without history. `shared`: which of the outputs share memory with another one.
+        """
         layout = self._layouts.get((self._train, stage))
         if layout is None or not layout.fits(structure, outputs, rows):
-            layout = self._new_layout(stage, microbatch, Layout.of(structure, outputs, rows), layout)
+            layout = self._new_layout(stage, microbatch, Layout.of(structure, outputs, rows, shared), layout)
         if stage in self._stages:
-            self._inputs[stage, microbatch] = Arrived(structure, tensors, layout.needs, rows)
-            self._local[stage, microbatch] = _Handed(tensors, [-1 if x.is_inference() else x._version for x in tensors])
+            tensors = [counted(x) for x in tensors] if shared else tensors
+            self._inputs[stage, microbatch] = Arrived(structure, tensors, layout.needs, rows, shared)
+            self._local[stage, microbatch] = _Handed(tensors, versions(tensors))
         else:
+            if shared and shared != layout.shared:
+                self._writes.tell(self._train, stage, layout.shared, shared)
             self._outgoing[False, stage, microbatch] = _plain(tensors)
 
     def _new_layout(self, stage: int, microbatch: int, layout: Layout, agreed: Layout | None) -> Layout:
@@ -313,7 +327,8 @@ class Exchange:
             found = self._presence.choose(call.stage, tensors)
             self._received[call.stage, call.microbatch] = layout.restored(found) if layout.has_bare else found
         else:
-            self._inputs[call.stage, call.microbatch] = Arrived(layout.structure, tensors, layout.needs, layout.rows)
+            arrived = Arrived(layout.structure, tensors, layout.needs, layout.rows, layout.shared)
+            self._inputs[call.stage, call.microbatch] = arrived
 
     def _begin(
         self, post: Callable[[torch.Tensor, int, int], Any], tensors: Sequence[torch.Tensor], peer: int, tag: int
@@ -457,10 +472,13 @@ class Exchange:
 def _room_for(layout: Layout, backward: bool, device: torch.device) -> list[torch.Tensor]:
     """What a message, or the gradients that answer it, is received into."""
     kinds = layout.gradient_kinds if backward else layout.kinds
+    if len(kinds) > 1 and torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):  # so that it is counted how often each is written to
+            return _room_for(layout, backward, device)
     return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
 def _plain(tensors: Sequence[torch.Tensor]) -> _Handed:
     """The tensors as transports can send them."""
     sent = [plain(x) for x in tensors]
-    return _Handed(sent, [-1 if x.is_inference() else x._version for x in sent])
+    return _Handed(sent, versions(sent))

@@ -12,6 +12,7 @@ import torch
 from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.clock import Clock, Mark
 from pipedsl.runtime.exchange import Exchange
+from pipedsl.runtime.overlaps import versions
 from pipedsl.runtime.plan import WORK_KINDS, Plan, PlannedCall, forward_only
 from pipedsl.runtime.seeded import seeded
 from pipedsl.runtime.timeline import labelled
@@ -159,10 +160,13 @@ class Loop:
             output, rows = chunk.run_first(microbatch, value, given.extras[microbatch]), given.rows
         else:
             arrived = self._exchange.take_input(stage, microbatch)
+            before = versions(arrived.leaves) if len(arrived.leaves) > 1 else []
             output, rows = chunk.forward(microbatch, arrived, given.extras[microbatch]), arrived.rows
+            if before:
+                self._exchange.look_for_writes(stage, arrived, before)
         if stage not in self._lasts:
             structure, outputs = flatten_output(output, "the output of stage ", self._names[stage])
-            self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, chunk.handed_over(outputs))
+            self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, *chunk.handed_over(outputs))
         elif given.wanted:
             outputs = [self._loss(output, microbatch, rows)]
         else:

@@ -123,24 +123,26 @@ def _put_together(structure: Structure, leaves: Iterator[torch.Tensor]) -> Any:
 class Layout:
     """What crosses a stage boundary: the structure and, per tensor, (shape, dtype, needs a gradient).
 
-    `rows`: of a microbatch, in the batch that the first stage was given.
+    `rows`: of a microbatch, in the batch that the first stage was given. `shared`: the tensors that share memory with
+    another one, by number; those of a later microbatch may be others.
     """
 
     structure: Structure
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
     rows: int
+    shared: tuple[int, ...]
 
     @staticmethod
-    def of(structure: Structure, leaves: Sequence[torch.Tensor], rows: int) -> Layout:
+    def of(structure: Structure, leaves: Sequence[torch.Tensor], rows: int, shared: Sequence[int]) -> Layout:
         tensors = tuple((tuple(x.shape), str(x.dtype).removeprefix("torch."), x.requires_grad) for x in leaves)
-        return Layout(structure, tensors, rows)
+        return Layout(structure, tensors, rows, tuple(shared))
 
     @staticmethod
     def decode(data: bytes) -> Layout:
         return Layout(*ast.literal_eval(data.decode()))
 
     def encode(self) -> bytes:
-        return repr((self.structure, self.tensors, self.rows)).encode()
+        return repr((self.structure, self.tensors, self.rows, self.shared)).encode()
 
     @cached_property
     def needs(self) -> list[bool]:
