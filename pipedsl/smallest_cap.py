@@ -10,14 +10,14 @@ from fractions import Fraction
 from time import monotonic
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
-from pipedsl.occupancy import constant_part, memory_used
+from pipedsl.occupancy import constant_part
 from pipedsl.program import Kind
 from pipedsl.search_problem import Caps, Task
 from pipedsl.search_runs import LEAST_WORK, Effort, News, ended_by_interrupt, usage_of_missing, within
 from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
 from verify.memory import size_text
 from verify.search.engines import suited
-from verify.search.judge import program_of
+from verify.search.judge import peak, program_of
 from verify.search.levels import levels_of
 from verify.search.model import model_of
 from verify.search.problem import Infeasible
@@ -188,32 +188,34 @@ class _Asked:
 
 def _held(best: Smallest) -> str:
     """What the rank with the least room left holds at its peak."""
-    program = program_of(best.task.problem, best.solution.orders)
-    used = memory_used(program)
+    problem, orders = best.task.problem, best.solution.orders
+    constant = constant_part(best.task.program)
+    most = [peak(problem, order) for order in orders]
     room = [
-        (cap - fixed - used.peak(rank).size, rank)
-        for rank, (cap, fixed) in enumerate(zip(best.caps, constant_part(best.task.program), strict=True))
+        (cap - fixed - held * problem.size_unit, rank)
+        for rank, (cap, fixed, (held, _)) in enumerate(zip(best.caps, constant, most, strict=True))
         if cap is not None
     ]
     rank = min(room)[1]
-    rows = program.rows(rank)
-    at = used.peak(rank).row
-    held: dict[tuple[int, int, int], str] = {}
-    for row in range(rows.start, at + 1):
-        place = (int(program.replica[row]), int(program.stage[row]))
-        kind, key = Kind(program.kind[row]), (*place, int(program.microbatch[row]))
+    at = most[rank][1]
+    if at < 0:
+        size = size_text(constant[rank], best.task.program.memory.in_bytes, ROUND_CEILING)
+        return f"rank {rank} holds {size} all the time"
+    begun = orders[rank][: at + 1]
+    held: dict[tuple[int, int], str] = {}
+    for row, (kind, place, i) in enumerate(begun):
         if kind == Kind.F:
-            held[key] = "F"
+            held[place, i] = "F"
         elif kind == Kind.I:
-            held[key] = "I"  # W is still to come
+            held[place, i] = "I"  # W is still to come
         elif row < at:
-            held.pop(key, None)
-    names = [f"F[{i}] of stage {stage}" if kind == "F" else f"I[{i}] of stage {stage}, until W"
-             for (_, stage, i), kind in held.items()]  # fmt: skip
+            held.pop((place, i), None)
+    stages = problem.depth
+    names = [f"F[{i}] of stage {place % stages}" if kind == "F" else f"I[{i}] of stage {place % stages}, until W"
+             for (place, i), kind in held.items()]  # fmt: skip
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return (
-        f"with it rank {rank} holds at its peak, when {program.label(at)} runs: {', '.join(names[:MOST_NAMED])}{more}"
-    )
+    label = program_of(problem, orders).label(sum(map(len, orders[:rank])) + at)
+    return f"with it rank {rank} holds at its peak, when {label} runs: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _span(schedule: Schedule) -> Span:

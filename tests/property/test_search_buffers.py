@@ -19,6 +19,7 @@ from pipedsl.searching import NothingFound, search
 from pipedsl.simulate import simulate
 from pipedsl.syntax import Schedule
 from verify import Verdict
+from verify.search import judge
 
 pytest.importorskip("z3")
 
@@ -130,3 +131,41 @@ memory {
     best = min(value for value, held in every_order(task) if held[0] <= 13 and held[1] <= 4)
     result = search(schedule, {"p": 2, "m": 3}, budget=1)
     assert (result.value, result.verdict) == (best, Verdict.VERIFIED)
+
+
+@pytest.mark.parametrize(("one", "other", "whole"), [("0", "s", (1, 1, 5, 1)), ("s", "0", (5, 1, 1, 1))])
+def test_copies_that_are_placed_otherwise_hold_otherwise(one: str, other: str, whole: tuple[int, ...]) -> None:
+    """Only the copy whose stages are on two ranks has a buffer of what its first stage sends, whichever it is."""
+    schedule = parse_text(f"""
+schedule x(p, m)
+stages 2
+replica a {{ place s -> {one} }}
+replica b {{ place s -> {other} }}
+rank r where r == 0 {{ F@0 || F@1 || F@2 || B@0 || B@1 || B@2 }}
+rank r where r == 1 {{ F || B }}
+cost s {{ F = 1 + s  B = 3 - s  send = 2 }}
+memory {{ activation(s) = 1  output(s) = 4 }}
+""")
+    [task] = tasks(schedule, {"p": 2, "m": 1})
+    assert task.problem.activation == whole
+    alone = set()
+    for orders in product(*(interleavings(strands, task.problem.depth) for strands in task.problem.strands)):
+        if cost(task.problem, orders) is not None:
+            alone.add(judge(task.problem, orders).memory[0])
+            # Of what the search knows nothing of is only what comes back to stage 0 and is held while B waits for it.
+            program = program_of(task, orders, (None, None))
+            held = memory_used(program, lower(program, simulate(program))).peaks()[0]
+            assert judge(task.problem, orders).memory[0] <= held
+    assert alone == {5, 6, 7}
+    every = [(value, max(held)) for value, held in every_order(task)]
+    found = 0
+    for cap in range(3, 13):
+        best = min((value for value, held in every if held <= cap), default=None)
+        try:
+            result = search(schedule, {"p": 2, "m": 1}, cap=cap, budget=1)
+        except (NothingFound, DiagnosticError):
+            assert best is None, cap
+            continue
+        assert result.value == best, cap
+        found += 1
+    assert found

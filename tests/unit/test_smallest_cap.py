@@ -174,3 +174,10 @@ def test_a_search_gives_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Exception, match="no order keeps to the cap of 10; the smallest that one keeps to is"):
         search(SKETCH, SIZE)
     assert {budget.seconds for budget in asked} == {None}
+
+
+def test_weights_alone_may_be_too_much() -> None:
+    text = "schedule x(p, m)\nstages p\nplace s -> s\nrank r { F * m || B * m }\n"
+    found = told(parse_text(f"{text}memory {{ activation(s) = 0 weights(s) = 5 gradients(s) = 0 cap(r) = 3 }}\n"))
+    assert (found.smallest, found.sure) == (5, True)
+    assert found.diagnostic.notes == ("rank 0 holds 5 all the time",)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from pipedsl.diagnostics import Source, Span
-from pipedsl.occupancy import memory_used
 from pipedsl.program import Costs, Kind, Memory, Program
 from pipedsl.simulate import measure
-from verify.search.problem import Objective, Orders, Problem
+from verify.search.problem import Objective, Operation, Orders, Problem
 from verify.structure import check_structure
 
 
@@ -32,16 +32,13 @@ class Judgement:
 
 
 def program_of(problem: Problem, orders: Orders) -> Program:
-    """The Program that runs these orders."""
+    """The Program that runs these orders, without what they hold: in replicas a stage may hold more than in others."""
     rows = [operation for rank in orders for operation in rank]
     columns = np.array(rows, np.int64).reshape(-1, 3)
     replica, stage = np.divmod(columns[:, 1], max(1, problem.depth))
 
     def times(values: tuple[int, ...]) -> tuple[Fraction, ...]:
         return tuple(value * problem.time_unit for value in values[: problem.depth])
-
-    def sizes(values: tuple[int, ...]) -> tuple[Fraction, ...]:
-        return tuple(value * problem.size_unit for value in values[: problem.depth])
 
     nothing = (Fraction(0),) * problem.depth
     source = Source("search", "")
@@ -67,12 +64,12 @@ def program_of(problem: Problem, orders: Orders) -> Program:
             times(problem.send),
         ),
         memory=Memory(
-            activation=sizes(problem.activation),
-            held_by_w=sizes(problem.held_by_w),
+            activation=nothing,
+            held_by_w=nothing,
             weights=nothing,
             gradients=nothing,
             output=nothing,
-            cap=tuple(None if cap is None else cap * problem.size_unit for cap in problem.cap),
+            cap=(None,) * problem.ranks,
         ),
     )
 
@@ -85,11 +82,24 @@ def judge(problem: Problem, orders: Orders) -> Judgement:
     if timeline is None or found:
         raise Invalid(found[0].message if found else "the orders do not end")
     metrics = measure(program, timeline)
-    memory = memory_used(program).peaks()
-    for rank, (held, cap) in enumerate(zip(memory, program.memory.cap, strict=True)):
+    most = [peak(problem, order)[0] for order in orders]
+    unit = problem.size_unit
+    for rank, (held, cap) in enumerate(zip(most, problem.cap, strict=True)):
         if cap is not None and held > cap:
-            raise Invalid(f"rank {rank} holds {held} and its cap is {cap}")
-    return Judgement(metrics.makespan, metrics.span, memory)
+            raise Invalid(f"rank {rank} holds {held * unit} and its cap is {cap * unit}")
+    return Judgement(metrics.makespan, metrics.span, tuple(held * unit for held in most))
+
+
+def peak(problem: Problem, order: Sequence[Operation]) -> tuple[int, int]:
+    """The most that a rank's operations hold, in the problem's unit, and the first of them with which it is held; 0, -1
+    where nothing ever is."""
+    held, most, at = 0, 0, -1
+    for row, (kind, stage, _) in enumerate(order):
+        whole, kept = problem.activation[stage], problem.held_by_w[stage]
+        held += {Kind.F: whole, Kind.B: -whole, Kind.I: kept - whole, Kind.W: -kept}[kind]
+        if held > most:
+            most, at = held, row
+    return most, at
 
 
 def _check_strands(problem: Problem, orders: Orders) -> None:
