@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from pipedsl.search_runs import Job
 
 FORMAT = 2
+
+LARGEST = 1 << 26
+"""Bytes of an entry: hundreds of times as many as those of 64 ranks and 512 microbatches."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,7 @@ def key_of(job: Job) -> str:
 def load_solution(folder: Path, key: str, problem: Problem) -> Kept | None:
     """What is kept; None where there is nothing that holds."""
     try:
-        text = _path(folder, key).read_text("utf-8")
-        entry = json.loads(text)
+        entry = json.loads(_text(_path(folder, key)))
         body = entry["body"]
         if entry["sha256"] != _digest(body) or body["key"] != key:
             return None
@@ -90,17 +94,47 @@ def load_solution(folder: Path, key: str, problem: Problem) -> Kept | None:
             problem=problem,
             orders=orders,
             value=judgement.value(problem.objective),
-            bound=Fraction(body["bound"]),
+            bound=Fraction(_string(body["bound"])),
             proof=None if body["proof"] is None else Proof(body["proof"]),
-            argument=body["argument"],
+            argument=_string(body["argument"]),
             judgement=judgement,
-            work=body["work"],
+            work=_amount(body["work"]),
             log=(),
         )
-        kept = Kept(solution, body["least"] is True, float(body["elapsed"]))
-        return kept if solution.value == Fraction(body["value"]) else None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, Invalid):
+        kept = Kept(solution, body["least"] is True, _amount(body["elapsed"]))
+        return kept if solution.bound <= solution.value == Fraction(_string(body["value"])) else None
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Invalid):
         return None
+
+
+def _text(path: Path) -> str:
+    """What is in a regular file that is not too large for an entry. Raises OSError or ValueError for all else.
+
+    It is opened without waiting, as a pipe would be waited for that nobody writes to.
+    """
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError("no regular file")
+        data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError("too large for an entry")
+    return data.decode()
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _amount(value: object) -> float:
+    """Raises TypeError, ValueError or OverflowError for what is no time or work."""
+    if type(value) not in (int, float):
+        raise TypeError("no number")
+    found = float(value)  # type: ignore[arg-type]
+    if not 0 <= found < inf:
+        raise ValueError("no amount")
+    return found
 
 
 def store_solution(folder: Path, key: str, kept: Kept) -> None:
@@ -119,9 +153,11 @@ def store_solution(folder: Path, key: str, kept: Kept) -> None:
         "least": kept.least,
         "elapsed": kept.elapsed,
     }
+    path = _path(folder, key)
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(_path(folder, key), json.dumps({"body": body, "sha256": _digest(body)}) + "\n")
+        if path.is_file() or not path.exists():  # no pipe, which would be waited for
+            write_atomically(path, json.dumps({"body": body, "sha256": _digest(body)}) + "\n")
 
 
 def _path(folder: Path, key: str) -> Path:
