@@ -56,7 +56,8 @@ class EveryM:
     """`text`: a `.sched` for every m >= `shortest` that leaves the remainder of `microbatches` by `period`.
 
     `microbatches`: the m of the search, `value`: the objective there; `loss`: how far that is above what was found for
-    this m alone, as a part of it. `slope`: what each microbatch more adds to the objective.
+    this m alone, as a part of it. `slope`: what each microbatch more adds to the objective, from this m on exactly
+    where that is `proved`, else in the long run.
     """
 
     text: str
@@ -66,6 +67,7 @@ class EveryM:
     slope: Fraction
     shortest: int
     period: int
+    proved: bool
 
 
 def every_m(result: SearchResult, budget: Budget = BUDGET) -> EveryM | None:
@@ -206,7 +208,7 @@ def _proved(
         text = program_text(program, "\n".join(said), [f"{result.objective} == {claim}"], growth)
         proof = prove_for_all(parse_text(text), {})
         if proof.verdict is Verdict.VERIFIED:
-            return EveryM(text, m, value, loss, slope, growth.shortest, growth.period), None
+            return EveryM(text, m, value, loss, slope, growth.shortest, growth.period, claim is not here), None
         if claim is here:
             return None, proof.fails_at
     return None, None

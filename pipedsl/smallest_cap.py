@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR
 from fractions import Fraction
 from time import monotonic
@@ -210,12 +210,17 @@ def _held(best: Smallest) -> str:
             held[place, i] = "I"  # W is still to come
         elif row < at:
             held.pop((place, i), None)
-    stages = problem.depth
-    names = [f"F[{i}] of stage {place % stages}" if kind == "F" else f"I[{i}] of stage {place % stages}, until W"
+    names = [f"{kind}[{i}] of {_stage(best.task, place)}{', until W' * (kind == 'I')}"
              for (place, i), kind in held.items()]  # fmt: skip
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    label = program_of(problem, orders).label(sum(map(len, orders[:rank])) + at)
+    program = replace(program_of(problem, orders), copies=best.task.program.copies)
+    label = program.label(sum(map(len, orders[:rank])) + at)
     return f"with it rank {rank} holds at its peak, when {label} runs: {', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _stage(task: Task, place: int) -> str:
+    copy, stage = divmod(place, task.problem.depth)
+    return f"stage {stage}" if task.problem.replicas == 1 else f"stage {stage} of {task.program.replica_name(copy)}"
 
 
 def _span(schedule: Schedule) -> Span:

@@ -62,13 +62,12 @@ def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line
 
 
 def every_text(result: SearchResult, every: EveryM) -> str:
-    """`from 8 on in steps of 2, proved: makespan 41 here, 5 more for each above`."""
+    """`from 8 on in steps of 2, proved: makespan 41 here, 5 more for each above`; `about 5` where not proved."""
     steps = f" in steps of {every.period}" if every.period > 1 else ""
     above = f" ({percent(every.loss)} above)" if every.loss else ""
     value, slope = number(every.value), number(every.slope)
-    return (
-        f"from {every.shortest} on{steps}, proved: {result.objective} {value} here{above}, {slope} more for each above"
-    )
+    more = f"{'' if every.proved else 'about '}{slope} more for each above"
+    return f"from {every.shortest} on{steps}, proved: {result.objective} {value} here{above}, {more}"
 
 
 def search_document(result: SearchResult, every: EveryM | None = None) -> Json:
@@ -86,6 +85,7 @@ def search_document(result: SearchResult, every: EveryM | None = None) -> Json:
             "value": json_number(every.value),
             "loss": json_number(every.loss),
             "slope": json_number(every.slope),
+            "slope_proved": every.proved,
         },
         "sched": result.text,
         "report": report_document(result.program.name, result.params, result.report),

@@ -21,6 +21,7 @@ from pipedsl.search_runs import Effort, News, effort_of
 from pipedsl.searching import search
 from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.sweeping import sweep
+from pipedsl.syntax import Replica, Schedule
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, solve
 
@@ -41,8 +42,10 @@ def effort(**more: Any) -> Effort:
     return replace(effort_of(None, None, 0, 1, None, None), **more)
 
 
-def told(schedule: Any = SKETCH, **more: Any) -> Refusal:
-    return refusal(schedule, tasks(schedule, SIZE), effort(**more))
+def told(schedule: Schedule = SKETCH, **more: Any) -> Refusal:
+    """What is said of three ranks and six microbatches; of two and one where there are copies."""
+    copies = any(isinstance(item, Replica) for item in schedule.items)
+    return refusal(schedule, tasks(schedule, {"p": 2, "m": 1} if copies else SIZE), effort(**more))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, instead: Callable[[int], Exception | None]) -> list[Budget]:
@@ -181,3 +184,18 @@ def test_weights_alone_may_be_too_much() -> None:
     found = told(parse_text(f"{text}memory {{ activation(s) = 0 weights(s) = 5 gradients(s) = 0 cap(r) = 3 }}\n"))
     assert (found.smallest, found.sure) == (5, True)
     assert found.diagnostic.notes == ("rank 0 holds 5 all the time",)
+
+
+@pytest.mark.parametrize(("one", "other", "name"), [("0", "s", "b"), ("s", "0", "a")])
+def test_copies_are_called_by_their_names(one: str, other: str, name: str) -> None:
+    """F of stage 0 has a buffer of 4 beside its activation where stage 1 is on the other rank."""
+    found = told(
+        parse_text(
+            f"schedule x(p, m)\nstages 2\nreplica a {{ place s -> {one} }}\nreplica b {{ place s -> {other} }}\n"
+            "rank r where r == 0 { F@0 * m || F@1 * m || F@2 * m || B@0 * m || B@1 * m || B@2 * m }\n"
+            "rank r where r == 1 { F * m || B * m }\nmemory { activation(s) = 1 output(s) = 4 cap(r) = 3 }\n"
+        )
+    )
+    assert (found.smallest, found.sure) == (5, True)
+    (note,) = found.diagnostic.notes
+    assert note.endswith(f"when F stage 0 microbatch 0 replica {name} runs: F[0] of stage 0 of {name}")
