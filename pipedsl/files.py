@@ -7,7 +7,8 @@ import os
 import stat
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DESCRIPTORS = "/dev/fd"
@@ -31,30 +32,34 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         return
     mode = _mode(path)
     if mode is not None and not stat.S_ISREG(mode):
-        try:
-            with open(path, "wb") as stream:  # raises for a directory
-                stream.write(data)
-        except OSError as error:
-            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        with _naming(path), open(path, "wb") as stream:  # raises for a directory
+            stream.write(data)
         return
     target = Path(os.path.realpath(path))
     if mode is not None and not os.access(target, os.W_OK):
         raise _error(errno.EACCES, path)
-    try:
+    with _naming(path):  # and not the temporary file, or none
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-    except OSError as error:  # which names the temporary file
-        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an OSError name `path`."""
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -98,11 +103,8 @@ def _write_to(descriptor: int, data: bytes, path: str | os.PathLike[str]) -> Non
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # what was printed before comes before
             stream.flush()
-    try:
-        with os.fdopen(os.dup(descriptor), "wb") as copy:
-            copy.write(data)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+    with _naming(path), os.fdopen(os.dup(descriptor), "wb") as copy:
+        copy.write(data)
 
 
 def _mode(path: str | os.PathLike[str]) -> int | None:

@@ -61,6 +61,20 @@ def test_leaves_nothing_behind_when_it_fails(tmp_path: Path, monkeypatch: pytest
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("where", ["fsync", "chmod", "replace"])
+def test_a_full_disk_is_said_of_the_file_that_was_asked_for(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, where, full)
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_atomically(tmp_path / "x", "new")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "x"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_devices_are_written_to() -> None:
     write_atomically(os.devnull, "x")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
