@@ -139,11 +139,12 @@ class Chunk:
         with self._deferral.used():
             return self._module(value, **extras)
 
-    def handed_over(self, outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Sequence[int]]:
+    def handed_over(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Sequence[int]]:
         """The outputs without history, for another stage to keep: copies of those that the module may write to again.
 
-        These are tensors that no gradient goes through, and views of its buffers. With them, which of the outputs share
-        memory with another one.
+        These are tensors that no gradient goes through, and views of its buffers. Copies, too, of its parameters and
+        views of these, for the other stage must not write to them. With them, which of the outputs share memory with
+        another one.
         """
         tensors = []
         for y in outputs:
@@ -153,9 +154,17 @@ class Chunk:
             tensors.append(x)
         shared = overlapping(tensors, [id(y) for y in outputs]) if len(outputs) > 1 else ()
         for i, y in enumerate(outputs):
-            if not y.requires_grad or (self._buffers and tensors[i].untyped_storage().data_ptr() in self._buffers):
+            if not y.requires_grad or self._is_own(microbatch, y) or self._is_buffer(tensors[i]):
                 tensors[i] = tensors[i].clone(memory_format=torch.contiguous_format)
         return tensors, shared
+
+    def _is_own(self, microbatch: int, y: torch.Tensor) -> bool:
+        """Whether it is a parameter, registered or not, or a view of one, and not of an input that is passed on."""
+        whole = y if y._base is None else y._base
+        return whole.is_leaf and all(whole is not x for x in self._kept[microbatch].inputs)
+
+    def _is_buffer(self, x: torch.Tensor) -> bool:
+        return bool(self._buffers) and x.untyped_storage().data_ptr() in self._buffers
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note where the backward starts."""

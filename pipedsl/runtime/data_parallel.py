@@ -159,6 +159,7 @@ def reduce_gradients(replicated: DistributedDataParallel) -> None:
         unused = [q for q, anywhere in zip(parameters, used.tolist(), strict=True) if not anywhere]
     with torch.enable_grad():
         outputs = [q.view_as(q) for q in parameters]
+    replicated.require_forward_param_sync = True  # the next forward begins with the first replica's buffers
     replicated.reducer.prepare_for_backward(outputs)
     torch.autograd.backward(outputs, [torch.zeros_like(q) for q in parameters])
     for parameter in unused:

@@ -166,7 +166,8 @@ class Loop:
                 self._exchange.look_for_writes(stage, arrived, before)
         if stage not in self._lasts:
             structure, outputs = flatten_output(output, "the output of stage ", self._names[stage])
-            self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, *chunk.handed_over(outputs))
+            handed = chunk.handed_over(microbatch, outputs)
+            self._exchange.give_output(stage + 1, microbatch, structure, outputs, rows, *handed)
         elif given.wanted:
             outputs = [self._loss(output, microbatch, rows)]
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.cases import composing, copies, flowing, linked, missing, random_numbers, saving, training
+from tests.dist.cases import buffers, composing, copies, flowing, linked, missing, random_numbers, saving, training
 from tests.support import compiled
 from tests.support.job import M, run_cases
 
@@ -42,5 +42,5 @@ FILES = {
 def test_training_as_people_do_it(tmp_path: Path) -> None:
     for file, (schedule, p, m) in FILES.items():
         compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
-    cases = (training, flowing, linked, random_numbers, composing, missing, copies, saving)
+    cases = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, saving)
     run_cases(WORKER, RANKS, tmp_path, [name for each in cases for name in each.CASES])

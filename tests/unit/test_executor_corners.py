@@ -219,6 +219,76 @@ def test_what_is_written_to_too_early_is_noticed(place: str, tmp_path: Path) -> 
         assert "return a copy" in str(rank.error)
 
 
+class Prompt(nn.Module):
+    """Returns its parameter, or a view of it, beside what it makes of its input; `copies`: a copy of that."""
+
+    def __init__(self, way: Callable[[torch.Tensor], torch.Tensor], *, registered: bool, copies: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        tokens = torch.randn(2, 4)
+        self.tokens = nn.Parameter(tokens) if registered else tokens.requires_grad_()
+        self.way = way
+        self.copies = copies
+
+    def forward(self, x: torch.Tensor) -> Any:
+        tokens = self.way(self.tokens)
+        return self.inner(x), tokens.clone() if self.copies else tokens
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> torch.Tensor:
+        return self.inner(x[0] * x[1].mul_(0.5))
+
+
+SIDE_BY_SIDE = """schedule x(p, m)
+stages 2 * p
+place s -> s if s < p else 2 * p - 1 - s
+rank r { (F@0 F@1 B@1 B@0) * m }
+"""
+ON_ONE_RANK = {"side by side": (SIDE_BY_SIDE, 1), "apart": (compiled.V_SHAPE, 1), "sent": (compiled.SPLIT, 2)}
+
+
+@pytest.mark.parametrize("place", ON_ONE_RANK)
+@pytest.mark.parametrize("registered", [True, False])
+def test_no_stage_writes_to_parameters_of_another_one(registered: bool, place: str, tmp_path: Path) -> None:
+    """One process refuses it; here the next stage has a copy, wherever it is."""
+    schedule, p = ON_ONE_RANK[place]
+    for way in (lambda x: x, lambda x: x[None].expand(1, 2, 4)[0]):
+        torch.manual_seed(4)
+        first = Prompt(way, registered=registered, copies=False)
+        stages: list[nn.Module] = [first, Writes()]
+        reference: list[nn.Module] = copy.deepcopy(stages)
+        reference[0].copies = True  # type: ignore[assignment]
+        batch, targets, before = torch.randn(8, 4), torch.randn(8), first.tokens.detach().clone()
+        losses = results(train(schedule, stages, batch, targets, mean_square, tmp_path, p=p, m=4))[-1]
+        assert torch.equal(first.tokens, before)
+        torch.testing.assert_close(losses, alone(reference, mean_square, batch.chunk(4), targets.chunk(4)))
+        check(stages, reference, 1e-6)
+        expected = reference[0].tokens.grad
+        torch.testing.assert_close(first.tokens.grad, expected)
+
+
+def test_what_a_stage_passes_on_is_not_copied(tmp_path: Path) -> None:
+    """Though it is a leaf of autograd's there, too."""
+    seen: list[int] = []
+
+    class Passes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.data_ptr())
+            return x
+
+    schedule = SIDE_BY_SIDE.replace("2 * p", "3 * p").replace("s if s < p else 3 * p - 1 - s", "0")
+    schedule = schedule.replace("F@0 F@1 B@1 B@0", "F@0 F@1 F@2 B@2 B@1 B@0")
+    stages = [nn.Linear(4, 4), Passes(), Passes()]
+    results(train(schedule, stages, torch.randn(8, 4), torch.randn(8), mean_square, tmp_path, p=1, m=4))
+    assert len(seen) == 8
+    assert seen[::2] == seen[1::2]
+
+
 def test_outputs_of_training_are_not_copied(tmp_path: Path) -> None:
     """Where autograd keeps track of them, a tensor that is sent is the one that the stage returned."""
     sent: list[int] = []
