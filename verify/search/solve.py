@@ -19,6 +19,7 @@ from verify.search.close import FEW, close
 from verify.search.engines import MOST_OPERATIONS, Engine
 from verify.search.fill import FILLING
 from verify.search.improve import improve
+from verify.search.interleave import interleaved
 from verify.search.judge import Invalid, Judgement, judge
 from verify.search.loosen import loosen
 from verify.search.model import Model, fits, model_of, run
@@ -43,7 +44,8 @@ PACE = 2.0  # units of work in a second, about; shares are of what the clock lea
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
-NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work that is left
+NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work, whatever the clock leaves:
+# one that ends too soon has shown nothing
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
 PERIOD = 4  # work for periods of so many microbatches, at most
@@ -277,6 +279,9 @@ def _tune_short(search: _Search, short: Model, share: float) -> None:
 
 
 def _ride_waves(search: _Search) -> None:
+    rows = interleaved(search.model)
+    if rows is not None:
+        search.take(rows, "interleaved 1F1B")
     rows = waves(search.model, search.stop)
     search.work += (EACH + len(search.model)) / SCHEDULED
     if rows is not None:
@@ -332,7 +337,7 @@ def _rounds(search: _Search) -> None:
         if parts and len(search.model) > FEW and not search.done:
             loosen(search, search.left / LOOSENED)
         if parts and search.nested is not None and not search.done:
-            raise_from_few(search, search.nested, search.left / NESTED)
+            raise_from_few(search, search.nested, (search.budget.work - search.work) / NESTED)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:
