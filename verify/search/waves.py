@@ -19,12 +19,12 @@ from verify.search.problem import Problem
 def waves(model: Model, stop: float = float("inf")) -> list[list[int]] | None:
     """Every rank's order. None where it is not plain that these fit, where orders are not open, or out of time."""
     problem = model.problem
-    if problem.fences or problem.replicas > 1 or not all(_is_plain(model, pairs) for pairs in model.strands):
+    if problem.fences or problem.replicas > 1 or not all(is_plain(model, pairs) for pairs in model.strands):
         return None
     return _Waves(model).orders(stop)
 
 
-def _is_plain(model: Model, pairs: tuple[tuple[int, int], ...]) -> bool:
+def is_plain(model: Model, pairs: tuple[tuple[int, int], ...]) -> bool:
     """Whether each strand is all microbatches of one kind and stage, in their order."""
     return all(
         model.operations[row][:2] == model.operations[first][:2] and model.operations[row].microbatch == row - first
