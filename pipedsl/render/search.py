@@ -23,13 +23,14 @@ VERSION = 1
 
 
 def progress_text(news: News) -> str:
-    """One short line."""
+    """One short line. It stands until there is other news, so the time is that when it came."""
     where = f"{news.label}: " if news.label else ""
+    when = f"after {news.elapsed:.0f} s"
     if news.said:
-        return f"{where}{news.said}, {news.elapsed:.0f} s"
+        return f"{where}{news.said}, {when}"
     if news.value is None or news.gap is None:
-        return f"{where}nothing yet, bound {number(news.bound)}, {news.elapsed:.0f} s"
-    return f"{where}{number(news.value)}, bound {number(news.bound)}, gap {percent(news.gap)}, {news.elapsed:.0f} s"
+        return f"{where}nothing yet, bound {number(news.bound)}, {when}"
+    return f"{where}{number(news.value)}, bound {number(news.bound)}, gap {percent(news.gap)}, {when}"
 
 
 def bound_text(result: SearchResult) -> str:

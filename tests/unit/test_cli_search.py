@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from click.testing import CliRunner, Result
 from pipedsl import search_answer, search_runs, searching, smallest_cap, sweeping
 from pipedsl.cli import search as cli_search
 from pipedsl.cli.main import cli
+from pipedsl.render.search import progress_text
 from pipedsl.searching import NothingFound
 from verify import checker
 
@@ -253,6 +256,14 @@ def test_the_answer_says_what_it_was_searched_with(folder: Path) -> None:
     assert ["--cap 1" in p["sched"] for p in json.loads(curve)["points"]] == [True, False]
     (folder / "profile.json").write_text('{"format": "pipedsl-profile", "version": 1, "costs": {"F": 2}}')
     assert "--profile profile.json)" in run(*asked, "--profile", "profile.json").output
+
+
+def test_progress_says_when_there_was_news() -> None:
+    """The line stands until there is other news: its time is not how long the search has run."""
+    news = search_runs.News("habits", Fraction(469), Fraction(412), 0.4, "cap=3")
+    assert progress_text(news) == "cap=3: 469, bound 412, gap 13.83 %, after 0 s"
+    assert progress_text(replace(news, value=None, label="")) == "nothing yet, bound 412, after 0 s"
+    assert progress_text(replace(news, said="no order keeps to the caps", elapsed=7)).endswith("caps, after 7 s")
 
 
 def test_ctrl_c_says_what_it_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
