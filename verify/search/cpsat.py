@@ -6,10 +6,11 @@ of what gives it back. Needs `pipedsl[cpsat]`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Thread
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread, current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 from pipedsl.program import Kind
@@ -25,7 +26,7 @@ from verify.search.windows import Window, narrow
 MOST_SECONDS = 1e6
 SEEDS = 2**31  # it takes no larger one
 LEAST = 0.001  # of work, where none is left
-OFTEN = 0.05  # seconds between stops of what may not have begun
+OFTEN = 0.05  # seconds between looks for Ctrl-C, and between stops of what may not have begun
 
 
 def decide(
@@ -78,28 +79,60 @@ def decide(
 
 
 def _solve(solver: Any, asked: Any) -> Any:
-    """The solver's answer. Ctrl-C, of which CP-SAT itself would make an answer, ends it as KeyboardInterrupt."""
+    """The solver's answer. Ctrl-C, of which CP-SAT itself would make an answer, ends it and is then raised.
+
+    Python must not end while the solver's thread runs, which would abort the process.
+    """
     solver.parameters.catch_sigint_signal = False
-    answers: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+    answers: list[tuple[Any, Exception | None]] = []
 
     def answer() -> None:
         try:
-            answers.put((solver.solve(asked), None))
+            answers.append((solver.solve(asked), None))
         except Exception as error:
-            answers.put((None, error))
+            answers.append((None, error))
 
-    Thread(target=answer, daemon=True).start()
-    try:
-        status, error = answers.get()
-    except KeyboardInterrupt:
-        while True:
-            solver.stop_search()  # nothing happens before it has begun
-            with suppress(Empty):
-                answers.get(timeout=OFTEN)
-                raise
+    solving = Thread(target=answer, daemon=True)
+    with _interrupts_held() as held:
+        try:
+            solving.start()
+            while solving.is_alive() and not held:
+                solving.join(OFTEN)
+        finally:
+            while solving.is_alive():
+                solver.stop_search()  # nothing happens before it has begun
+                solving.join(OFTEN)
+    [(status, error)] = answers
     if error is not None:
         raise error
     return status
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[list[BaseException]]:
+    """What the handler of Ctrl-C raises is kept in the list, and the first of it raised at the end.
+
+    However often it is pressed: an exception could come in the midst of any `except` or `finally`.
+    """
+    held: list[BaseException] = []
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or current_thread() is not main_thread():  # nothing is raised here
+        yield held
+        return
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        try:
+            before(number, frame)
+        except BaseException as error:
+            held.append(error)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise held[0]
 
 
 def _begin_early(asked: Any, start: list[Any], model: Model, window: Window) -> None:
