@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
 import pytest
+from problems import EQUAL, random_problem, vee
 
 from pipedsl.api import parse_text
 from pipedsl.diagnostics import DiagnosticError
+from pipedsl.program import Kind
 from pipedsl.searching import search
 from pipedsl.syntax import Schedule
 from verify import Verdict
-from verify.search.levels import levels_of
+from verify.search.levels import Listed, levels_of, listed
+from verify.search.problem import Operation
 
 
 def test_levels_are_those_that_counting_finds() -> None:
@@ -28,6 +33,40 @@ def test_levels_are_those_that_counting_finds() -> None:
             inside = [each for each in every if value < each < value + 2]
             between = levels.between(value, value + 2)
             assert between in inside if inside else between is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_a_rank_holds_is_listed(seed: int) -> None:
+    problem = random_problem(seed)
+    fixed = [Fraction(rank, 3) for rank in range(problem.ranks)]
+    every = listed(problem, fixed)
+    assert every is not None
+    draw = random.Random(seed)
+    for rank, strands in enumerate(problem.strands):
+        rest = [list(strand) for strand in strands if strand]
+        order: list[Operation] = []
+        while rest:  # any order: also one that would wait for ever
+            strand = draw.choice(rest)
+            order.append(strand.pop(0))
+            rest = [each for each in rest if each]
+        for at in range(len(order) + 1):
+            begun = {(op.kind, op.stage, op.microbatch) for op in order[:at]}
+            whole = sum(
+                problem.activation[s]
+                for kind, s, i in begun
+                if kind == Kind.F and not {(Kind.I, s, i), (Kind.B, s, i)} & begun
+            )
+            late = sum(problem.held_by_w[s] for kind, s, i in begun if kind == Kind.I and (Kind.W, s, i) not in begun)
+            value = fixed[rank] + (whole + late) * problem.size_unit
+            assert every.between(value - Fraction(1, 10**9), value + Fraction(1, 10**9)) == value
+
+
+def test_too_many_are_not_listed() -> None:
+    problem = vee(2, 30, EQUAL, 4)
+    assert listed(problem, [Fraction(0)] * 2) is not None  # sizes that are all the same
+    many = replace(problem, activation=(10**9, 10**9 + 7, 10**9 + 13, 10**9 + 101), held_by_w=(10**6, 11, 5, 3))
+    assert listed(many, [Fraction(0)] * 2) is None
+    assert listed(many, [None, None]) == Listed(())
 
 
 def held(weights: str, cap: str, m: int = 3) -> Schedule:

@@ -199,3 +199,20 @@ def test_copies_are_called_by_their_names(one: str, other: str, name: str) -> No
     assert (found.smallest, found.sure) == (5, True)
     (note,) = found.diagnostic.notes
     assert note.endswith(f"when F stage 0 microbatch 0 replica {name} runs: F[0] of stage 0 of {name}")
+
+
+def test_fewer_questions_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bytes, where what ranks can hold is listed, and where every byte may be it."""
+    text = (
+        "schedule x(p, m)\nstages p\nplace s -> s\nrank r { (F * 3 (F I) * (m - 3) I * 3) || W * m }\n"
+        "memory { activation(s) = 1234567 + 1003 * s  held_by_w(s) = 345678 + s  cap(r) = 1 MiB + r }\n"
+    )
+    asked = watched(monkeypatch, lambda n: None)
+    found = told(parse_text(text))
+    few = len(asked)
+    asked.clear()
+    monkeypatch.setattr(smallest_cap, "listed", lambda *_: None)
+    other = told(parse_text(text))
+    assert other.diagnostic == found.diagnostic
+    assert found.sure
+    assert few <= 10 < len(asked)
