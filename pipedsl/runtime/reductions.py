@@ -6,9 +6,10 @@ the end, as do those that are tied across ranks; a sharded one for the last back
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -18,18 +19,51 @@ from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replic
 from pipedsl.runtime.plan import Plan, PlannedCall
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wire import Wire
+from pipedsl.runtime.wire import Store, Wire
 
 _REPLICAS_POLL = 0.001  # seconds between two looks whether all replicas have come
 
 
-@dataclass
 class _Meeting:
-    """Where the replicas of a stage say that they reduce late, and how often they have."""
+    """Where the replicas of a stage wait for each other when they reduce late, in as many steps as they do.
 
-    stage: str
-    key: str
-    times: int = 0
+    A rank numbers its own comings, and the first one writes down which of each it has met. Numbers of two ranks are
+    not compared: where some failed to make a Pipeline, or gave up waiting, they have come more or less often.
+    """
+
+    def __init__(self, stage: str, place: str, ranks: Sequence[int], rank: int, store: Store) -> None:
+        self.stage = stage
+        self._place = place
+        self._ranks = ranks
+        self._rank = rank
+        self._store = store
+        self._time = ""
+
+    def come(self) -> None:
+        self._time = str(self._store.add(f"{self._place}/times/{self._rank}", 1))
+        self._store.set(f"{self._place}/here/{self._rank}", self._time)
+
+    def is_complete(self) -> bool:
+        """Whether all have come since they last met."""
+        noted = self._read("met")
+        met = json.loads(noted) if noted else [""] * len(self._ranks)
+        own = self._ranks.index(self._rank)
+        if own:
+            return bool(met[own] == self._time)
+        here = [self._read(f"here/{rank}") for rank in self._ranks]
+        if any(time in ("", earlier) for time, earlier in zip(here, met, strict=True)):
+            return False
+        self._store.set(f"{self._place}/met", json.dumps(here))
+        return True
+
+    def leave(self) -> None:
+        """This rank waits no longer."""
+        with contextlib.suppress(Exception):  # a store that is gone: nobody comes any more
+            self._store.set(f"{self._place}/here/{self._rank}", "")
+
+    def _read(self, what: str) -> str:
+        key = f"{self._place}/{what}"
+        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
 
 
 class Reductions:
@@ -76,9 +110,9 @@ class Reductions:
             if isinstance(chunk, ShardedChunk) and chunk.reduced:
                 self._sharded.setdefault(stage % self._plan.stages, []).append(chunk)
             elif isinstance(chunk, ShardedChunk):
-                replicas = "-".join(map(str, chunk.replicas))
-                number = self._store.add(f"sharded/{replicas}/of {self._rank}", 1)  # all make them in one order
-                self._late[chunk] = _Meeting(self._plan.stage_name(stage), f"sharded/{replicas}/{number}")
+                ranks = sorted({*chunk.replicas, self._rank})
+                place = f"late/{'-'.join(map(str, ranks))}/{stage}"
+                self._late[chunk] = _Meeting(self._plan.stage_name(stage), place, ranks, self._rank, self._store)
 
     def reduce(self, call: PlannedCall) -> None:
         """A REDUCE: the gradients of its stage are complete here."""
@@ -97,23 +131,26 @@ class Reductions:
         """After the last call of a step: all that no REDUCE has summed, nor a sharded stage's last backward."""
         for chunk, meeting in self._late.items():
             if chunk.waits:
-                self._meet(chunk, meeting)
+                self._meet(meeting)
                 self._watch.position.note("reducing gradients over replicas")
                 chunk.reduce()
         self._copies.finish(self._watch, self._last)
         self._tied.finish(self._watch)
         self._average([part for part in self.parts if self._alone.get(part) not in self._last], "")
 
-    def _meet(self, chunk: ShardedChunk, meeting: _Meeting) -> None:
+    def _meet(self, meeting: _Meeting) -> None:
         """Wait until the last microbatch has turned out to have no gradient on all replicas."""
         self._watch.position.note(
             f"waiting for all replicas of stage {meeting.stage} to have no gradient for their last microbatch, either"
         )
-        meeting.times += 1
-        self._store.add(meeting.key, 1)
-        while self._store.add(meeting.key, 0) < meeting.times * len(chunk.replicas):
-            self._watch.stop_if_failed()
-            time.sleep(_REPLICAS_POLL)
+        try:
+            meeting.come()
+            while not meeting.is_complete():
+                self._watch.stop_if_failed()
+                time.sleep(_REPLICAS_POLL)
+        except BaseException:
+            meeting.leave()  # or a later one would count this rank in
+            raise
 
     def _average(self, parts: Sequence[torch.nn.parallel.DistributedDataParallel], where: str) -> None:
         for part in parts:
