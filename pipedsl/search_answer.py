@@ -16,7 +16,7 @@ from pipedsl.occupancy import constant_part, memory_used
 from pipedsl.open_words import flat_stages
 from pipedsl.program import Kind, Program
 from pipedsl.search_problem import Caps, Task, activation_caps
-from pipedsl.search_reductions import bound_with, in_order, with_reductions
+from pipedsl.search_reductions import in_order, with_reductions
 from pipedsl.search_room import with_room
 from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
 from pipedsl.simulate import measure, simulate
@@ -230,11 +230,6 @@ def carried(
     return _result(schedule, task, outcome, effort, program, report, before.value)
 
 
-def bound_of(task: Task, solution: Solution) -> tuple[Fraction, str]:
-    """What no answer to the task is below, and what that rests on."""
-    return bound_with(task.problem, task.program, task.reductions, solution.bound, solution.argument)
-
-
 def _result(
     schedule: Schedule, task: Task, outcome: Outcome, effort: Effort, program: Program, report: Report, value: Fraction
 ) -> SearchResult:
@@ -245,13 +240,12 @@ def _result(
     bound = outcome.solution
     assert bound is not None
     proof = bound.proof or Proof.BOUND
-    low, argument = bound_of(task, bound)
+    argument = bound.argument
     if any(task.reductions):
         if report.metrics is None:
             raise DiagnosticError(report.diagnostics)
         value = getattr(report.metrics, task.problem.objective.value)
-        proof = proof if low == bound.bound else Proof.BOUND
-        argument += ", without REDUCE" if value > low else ""
+        argument += ", without REDUCE" if value > bound.bound else ""
     return SearchResult(
         schedule=schedule,
         params=dict(program.params),
@@ -261,8 +255,8 @@ def _result(
         report=report,
         objective=task.problem.objective.value,
         value=value,
-        bound=low,
-        proof=proof.value if value <= low else None,
+        bound=bound.bound,
+        proof=proof.value if value <= bound.bound else None,
         argument=argument,
         least=False,
         caps=task.caps,

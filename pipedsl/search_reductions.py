@@ -2,6 +2,9 @@
 
 A REDUCE meets those of other ranks and holds its rank until they are there, which the search knows nothing of. So its
 bound is that of the computations, and what an answer takes is what the simulator says of it with every REDUCE.
+
+A span is no shorter for it either. A REDUCE that takes time or waits ends after every B of every copy of its stage, and
+so after every F of all copies: each rank has begun by then, at the same time as without it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label
 from pipedsl.open_words import OpenProgram
 from pipedsl.program import Ints, Kind, Program
 from pipedsl.simulate import Stuck, measure, simulate
-from verify.search.problem import Objective, Problem
 
 
 @dataclass(frozen=True)
@@ -72,22 +74,6 @@ def with_reductions(
 
     at_end, soon = value(late), value(early)
     return early if soon is not None and (at_end is None or soon < at_end) else late
-
-
-def bound_with(
-    problem: Problem, program: Program, reductions: Reductions, bound: Fraction, argument: str
-) -> tuple[Fraction, str]:
-    """A bound on orders with every REDUCE, and what it rests on, from one on orders of the computations alone.
-
-    No makespan is shorter for a REDUCE. A span may be: one that comes before computations can hold up where other ranks
-    begin. Then what a rank has to run is the bound.
-    """
-    between = any(found and len(program.chunks(rank)) > 1 for rank, found in enumerate(reductions))
-    if problem.objective is Objective.MAKESPAN or not between:
-        return bound, argument
-    loads = (sum(problem.duration[op.kind][op.stage] for strand in of for op in strand) for of in problem.strands)
-    load = max(loads) * problem.time_unit
-    return (load, "load") if load < bound else (bound, argument)
 
 
 def in_order(program: Program, rows: Sequence[Sequence[int]]) -> Program:

@@ -21,7 +21,6 @@ from pipedsl.search_answer import (
     NoRoom,
     SearchResult,
     answer_of,
-    bound_of,
     carried,
     is_too_small,
     job_of,
@@ -131,7 +130,7 @@ def best_of(
         return answer
     # One that has neither an order nor a refusal may be better than all.
     decided = len(solved) + sum(each.refused for _, each in found) == len(found)
-    bound = min(bound_of(task, solution)[0] for task, _, solution in solved) if decided else Fraction(0)
+    bound = min(solution.bound for _, _, solution in solved) if decided else Fraction(0)
     answer = replace(answer, least=False)  # as good an order of another placement may hold less
     if bound >= answer.bound:
         return answer
