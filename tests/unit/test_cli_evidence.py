@@ -52,6 +52,36 @@ def test_an_optimum_that_a_bound_proves() -> None:
     assert not Path("c.smt2").exists()
 
 
+REDUCED = """schedule x(p, m)
+stages p
+replica down { place s -> s }
+replica up { place s -> p - 1 - s }
+rank r { (F@down * m || B@down * m || F@up * m || B@up * m) || REDUCE@down || REDUCE@up }
+cost s { F = 1  B = 2  REDUCE = 1 + s }
+minimize AIM
+"""
+
+
+@pytest.mark.parametrize("aim", ["makespan", "span"])
+def test_a_program_is_judged_without_its_reductions(aim: str) -> None:
+    Path("x.sched").write_text(REDUCED.replace("AIM", aim))
+    asked = ("x.sched", "-D", "p=2", "-D", "m=2")
+    run("search", *asked, "-o", "found.sched", "--certificate", "c.json")
+    written("problem.json", *asked, "--problem")
+    written("program.json", "found.sched", "--format", "json")
+    assert checker.main(["c.json", "program.json"]) == 0
+    said = accepted("c.bound.json", "problem.json", "program.json")
+    assert said == (
+        f"this order, every REDUCE left out, has a {aim} of 12; no order has a {aim} below 12, so it is the smallest"
+    )
+    program = json.loads(Path("program.json").read_text())
+    for other in (["REDUCE"], ["REDUCE", 0], ["REDUCE", 0, 0], ["REDUCE", 0, None, 0, 0], "REDUCE", [None, 0, None]):
+        program["ranks"][0][-1] = other
+        Path("program.json").write_text(json.dumps(program))
+        with pytest.raises(bound_checker.Refused, match="no operation of the problem"):
+            accepted("c.bound.json", "problem.json", "program.json")
+
+
 def test_an_optimum_that_a_solver_proves() -> None:
     run("search", *ASKED, "-D", "cap=2", "-o", "found.sched", "--certificate", "c.json")
     written("problem.json", *ASKED, "--problem", "--cap", "2", "-D", "cap=9")

@@ -42,4 +42,6 @@ def check(certificate: Any, subject: Any, program: Any = None) -> str:
     value = cost(problem, program)
     need(value >= proved, "the program", f"its {aim} is below the bound")
     best = ", so it is the smallest" if value == proved else ""
-    return f"this order has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"
+    reduces = any(each[0] == "REDUCE" for row in program["ranks"] for each in row)
+    apart = ", every REDUCE left out," if reduces else ""
+    return f"this order{apart} has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"

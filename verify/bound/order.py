@@ -9,8 +9,8 @@ from verify.bound.reading import items, need
 
 
 def cost(problem: Problem, program: Any) -> int:
-    """The objective of a program's orders. Refuses what is no answer to the problem: other operations, strands out of
-    order, more than a cap, ranks that wait for each other."""
+    """The objective of a program's orders, every REDUCE left out, of which a problem says nothing. Refuses what is no
+    answer to the problem: other operations, strands out of order, more than a cap, ranks that wait for each other."""
     ranks = items(program.get("ranks") if type(program) is dict else None, "the program's ranks", len(problem.strands))
     orders: list[list[Op]] = []
     for r, row in enumerate(ranks):
@@ -18,6 +18,8 @@ def cost(problem: Problem, program: Any) -> int:
         counts, held, cap = [0] * len(problem.strands[r]), 0, problem.cap[r]
         for n, each in enumerate(items(row, f"the program's rank {r}")):
             where = f"the program's rank {r}, operation {n}"
+            if type(each) is list and len(each) in (3, 4) and each[0] == "REDUCE" and each[2] is None:
+                continue
             if type(each) is list and len(each) == 4 and type(each[1]) is type(each[3]) is int:
                 need(0 <= each[1] < problem.depth, where, "no such stage")
                 each = [each[0], each[3] * problem.depth + each[1], each[2]]
