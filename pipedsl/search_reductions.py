@@ -50,7 +50,8 @@ def without_reductions(each: OpenProgram) -> tuple[OpenProgram, Reductions]:
             raise _followed(program, x, y)
     fences = [(x, y) for x, y in each.fences if not reduces[y]]
     strands = tuple(tuple(tuple(row for row in strand if not reduces[row]) for strand in of) for of in each.strands)
-    found = tuple(_in_turn(program, [row for row in program.rows(rank) if reduces[row]], after)
+    turns = _turns(program, after)
+    found = tuple(_in_turn(program, [row for row in program.rows(rank) if reduces[row]], after, turns)
                   for rank in range(program.ranks))  # fmt: skip
     return replace(each, strands=strands, fences=tuple(fences)), found
 
@@ -95,9 +96,25 @@ def _summed(program: Program, row: int) -> set[int]:
     return set(np.flatnonzero(own & (program.replica == program.replica[row])).tolist())
 
 
-def _in_turn(program: Program, rows: list[int], after: dict[int, set[int]]) -> tuple[Reduction, ...]:
-    """The lowest stage first where the text leaves it open: in the same order on all ranks none waits for another."""
-    left = sorted(rows, key=lambda row: (int(program.stage[row]), int(program.replica[row])))
+def _turns(program: Program, after: dict[int, set[int]]) -> dict[int, int]:
+    """The turn of each stage that has a REDUCE: the lowest first, where no rank has them in another order."""
+    stage = {row: int(program.stage[row]) for row in after}
+    before: dict[int, set[int]] = {each: set() for each in sorted(stage.values())}
+    for row, rows in after.items():
+        before[stage[row]] |= {stage[other] for other in rows & stage.keys()} - {stage[row]}
+    turns, left = dict[int, int](), list(before)
+    while left:
+        first = next((each for each in left if before[each].isdisjoint(left)), left[0])
+        left.remove(first)
+        turns[first] = len(turns)
+    return turns
+
+
+def _in_turn(
+    program: Program, rows: list[int], after: dict[int, set[int]], turns: dict[int, int]
+) -> tuple[Reduction, ...]:
+    """In the order of the turns where the text leaves it open: the same on all ranks, where none waits for another."""
+    left = sorted(rows, key=lambda row: (turns[int(program.stage[row])], int(program.replica[row])))
     found: list[Reduction] = []
     while left:
         row = next((row for row in left if after[row].isdisjoint(left)), left[0])

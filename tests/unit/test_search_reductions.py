@@ -236,6 +236,16 @@ def test_orders_of_the_text_that_hang_are_said() -> None:
     assert found(schedule(COPIES, f"({BOTH_WAYS}) {turns}"), 2, 1).value == 6
 
 
+@pytest.mark.parametrize("fixed", ["REDUCE@down REDUCE@up", "REDUCE@up REDUCE@down"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_open_on_a_rank_follows_what_others_have(fixed: str, rank: int) -> None:
+    """So that no rank has to put one sooner, in the midst of its computations, for all to come to an end."""
+    closed = f"rank r where r == {rank} {{ ({BOTH_WAYS}) {fixed} }}\n"
+    text = f"schedule x(p, m)\n{COPIES}rank r where r != {rank} {{ {BOTH_WAYS} || REDUCE@down || REDUCE@up }}\n{closed}"
+    result = found(parse_text(text), 2, 1)
+    assert (result.value, result.optimal) == (6, True)
+
+
 def test_what_it_takes_makes_a_difference_to_a_sweep() -> None:
     asked = schedule("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", "cost { REDUCE = k }")
     points = sweep(asked, {"p": 2, "m": 2}, "k", range(1, 4), budget=1)
