@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.support import compiled
+from tests.support.compiled import CHIMERA
 from tests.support.nccl_like import LAZY, Fabric, Rank, run_ranks
-from tests.support.worker import alone, difference, gradients
+from tests.support.worker import alone, difference, gradients, load, mlp
 
 Body = Callable[[Any, int], Any]
 
@@ -78,3 +81,14 @@ def data(module: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def reference_step(module: Any, stages: list[nn.Module], batch: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     parts = module.PLAN.microbatches
     return alone(stages, functional.cross_entropy, list(batch.chunk(parts)), list(targets.chunk(parts)))
+
+
+def refused(
+    tmp_path: Path, spoil: Callable[[dict[int, list[nn.Module]]], Any], text: str = CHIMERA, p: int = 2, **options: Any
+) -> list[str]:
+    """What every rank says where `spoil` has done something to the modules."""
+    module = load(compiled.compile_to(tmp_path / "x.py", text, p=p, m=1))
+    torch.manual_seed(8)
+    held = cut(module, mlp(module.STAGES))
+    spoil(held)
+    return errors(pipelines(module, held, lambda pipe, rank: pipe.step(*data(module)), **options))
