@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 from brute import interleavings, optimum
 from problems import EQUAL, linear, uneven
 
 from pipedsl.program import Costs
-from verify.search import Budget, Objective, Problem, lower_bound, make_problem, model_of, solve, uniform_costs
+from verify.search import Budget, Objective, Problem, lower_bound, make_problem, model_of, nested, solve, uniform_costs
 from verify.search.bounds import chains
 from verify.search.engines import MOST_OPERATIONS
+from verify.search.exact import Decision
 from verify.search.loosen import loosen
-from verify.search.model import fits, run
+from verify.search.model import Model, fits, run
 from verify.search.nested import Nested, can_nest, raise_from_few
 from verify.search.solve import PACE, _Search
 from verify.search.spacing import Spacing, first_rows
+from verify.search.standing import Standing, ask
 
 
 def shown(problem: Problem, work: float = 20) -> tuple[_Search, Nested]:
@@ -136,12 +139,19 @@ def test_loosened_orders_fit_and_are_no_worse(seed: int) -> None:
 
 
 def test_what_is_too_large_for_one_question_is_bounded_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no question is about more operations than the solver is good for, but for those of a stretch."""
+    asked: list[int] = []
+
+    def noticed(standing: Standing, model: Model, *rest: Any, **options: Any) -> Decision:
+        asked.append(len(model))
+        return ask(standing, model, *rest, **options)
+
     monkeypatch.setitem(MOST_OPERATIONS, "z3", 200)
-    problem = linear(4, 40, EQUAL, 3)
+    monkeypatch.setattr(nested, "ask", noticed)
+    problem = linear(4, 40, {"F": "1", "I": "1.3", "W": "0.7", "send": "0.1"}, 2)
     whole, found = lower_bound(model_of(problem)).value, solve(problem, budget=Budget(20))
     assert whole * problem.time_unit < found.bound <= found.value
     assert found.argument == "refutation by z3"
+    assert 0 < max(asked) <= 200
 
 
 def test_shares_are_of_what_the_clock_leaves() -> None:
