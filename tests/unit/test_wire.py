@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -73,13 +75,96 @@ def test_a_wait_on_a_link_is_ended_and_what_cannot_be_ended_is_left(world: dist.
     link.shut.assert_called_once_with()
 
 
-def test_of_groups_where_order_counts_all_are_ended(world: dist.ProcessGroup) -> None:
+def test_a_rank_that_is_woken_leaves_links_and_the_group(world: dist.ProcessGroup) -> None:
+    """A message of a pair with a link may have taken the group. A receive that nobody sends for ends on its own."""
+    wire = TorchWire(None, CPU, 10)
+    links, received = {2: Mock(), 3: Mock()}, Mock()
+    wire.links, wire.irecv = links, received  # type: ignore[assignment, method-assign]
+    wire.wake(3)
+    assert (links[2].shut.call_count, links[3].shut.call_count) == (0, 1)
+    (_, peer, tag), _ = received.call_args
+    assert (peer, tag) == (3, wire_module._WAKE_TAG)
+    assert timedelta() < received.return_value.wait.call_args.args[0] < timedelta(seconds=1)
+
+
+def test_what_a_process_group_is_woken_by_is_no_message() -> None:
+    """Nor is what opens a channel, or sums gradients: tags tell them apart."""
+    others = [wire_module._WAKE_TAG, wire_module.WARM_UP_TAG, wire_module.TIED_TAG, wire_module.COPIES_TAG]
+    assert len(set(others)) == 4
+    assert all(0 <= message_tag(True, stage, 999, 1000) < min(others) for stage in range(0, 10_000, 7))
+    assert max(others) < 1 << 31  # for all transports
+
+
+def test_no_two_tensors_of_a_step_s_messages_share_a_tag() -> None:
+    cells = itertools.product((False, True), range(5), range(3))
+    tags = {message_tag(*cell, 3) + k for cell in cells for k in range(256)}
+    assert len(tags) == 2 * 5 * 3 * 256
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_of_groups_where_order_counts_all_are_ended(apart: bool, world: dist.ProcessGroup) -> None:
     wire = TorchWire(None, CPU, 10)
     groups = [Mock() for _ in range(3)]
-    wire.in_order, wire._group, wire._groups = True, groups[0], (groups[1], groups[2])  # type: ignore[assignment]
+    wire.in_order, wire._group = True, groups[0]
+    wire._groups = (groups[1], groups[2]) if apart else None  # type: ignore[assignment]
+    wire.irecv = Mock()  # type: ignore[method-assign]
     wire.wake(0)
-    for group in groups:
+    for group in groups[: 3 if apart else 1]:
         group._get_backend.return_value.abort.assert_called_once_with()
+    wire.irecv.assert_not_called()
+
+
+def test_a_message_takes_the_group_of_its_direction(world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same at both ends. All ranks make both groups with their first message, each for itself."""
+    made = [Mock(name="down"), Mock(name="up")]
+    make = Mock(side_effect=made)
+    monkeypatch.setattr(dist, "new_group", make)
+    wires = [TorchWire(None, CPU, 10) for _ in range(2)]
+    for rank, wire in enumerate(wires):
+        wire.rank, wire.ranks, wire._by_direction = rank, [0, 2], True
+        wire._group = Mock()
+    x = torch.zeros(2)
+    wires[0].isend(x, 1, 5)
+    assert [call.args for call in make.call_args_list] == [([0, 2],)] * 2
+    assert all(call.kwargs == {"use_local_synchronization": True} for call in make.call_args_list)
+    wires[1]._groups = wires[0]._groups
+    wires[1].irecv(x, 0, 6)
+    wires[1].isend(x, 0, 7)
+    wires[0].irecv(x, 1, 8)
+    assert make.call_count == 2
+    taken = [[(name, args[1:]) for name, args, _ in group.method_calls] for group in made]
+    assert sorted(taken) == [[("send", (0, 7)), ("recv", (1, 8))], [("send", (1, 5)), ("recv", (0, 6))]]
+
+
+def test_a_message_takes_the_pipeline_s_own_group(world: dist.ProcessGroup) -> None:
+    """With its tag, and as real numbers, which share the tensor's memory."""
+    wire = TorchWire(None, CPU, 10)
+    wire._group = Mock()
+    x = torch.zeros(3, dtype=torch.complex64)
+    for post, name in ((wire.isend, "send"), (wire.irecv, "recv")):
+        post(x, 2, 9)
+        ((sent,), peer, tag), _ = getattr(wire._group, name).call_args
+        assert (peer, tag, sent.dtype, sent.data_ptr()) == (2, 9, torch.float32, x.data_ptr())
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_who_is_to_ask_while_a_communicator_is_set_up_has_a_connection_of_its_own(
+    in_order: bool, world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, and only where a set-up holds the store's: it takes time to make."""
+    shared = Mock(clone=Mock(side_effect=lambda: dist.HashStore()))
+    found = Mock()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
+    monkeypatch.setattr(wire_module, "PrefixStore", found)
+    wire = TorchWire(None, CPU, 10)
+    wire.in_order = in_order
+    for for_thread in (True, False, True):
+        wire.store("a", for_thread=for_thread)
+        wire.job_store(for_thread=for_thread)
+    assert shared.clone.call_count == in_order
+    own = [call.args[1] is not shared for call in found.call_args_list]
+    assert own == ([True, True, False, False, True, True] if in_order else [False] * 6)
+    assert len({id(call.args[1]) for call in found.call_args_list}) == 1 + in_order
 
 
 @pytest.mark.parametrize(
@@ -143,6 +228,10 @@ def test_groups_and_names_have_stores_of_their_own(world: dist.ProcessGroup) -> 
     assert one.store("a", for_thread=True).get("key") == b"1"
     assert not one.store("b").check(["key"])
     assert not other.store("a").check(["key"])
+    one.job_store().set("key", "2")
+    assert other.job_store().get("key") == b"2"
+    assert one.store("a").get("key") == b"1"
+    assert not dist.distributed_c10d._get_default_store().check(["key"])
 
 
 def test_a_thread_s_questions_do_not_wait_behind_those_that_get_no_answer(world: dist.ProcessGroup) -> None:
@@ -150,6 +239,7 @@ def test_a_thread_s_questions_do_not_wait_behind_those_that_get_no_answer(world:
     with pytest.raises(StoreSilent):
         wire.store("a").get("what nobody sets")
     assert not wire.store("a", for_thread=True).check(["what nobody sets"])
+    assert not wire.job_store(for_thread=True).check(["what nobody sets"])
 
 
 def test_what_a_wire_cannot_be_made_of(world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +278,7 @@ def test_the_sum_and_the_largest(world: dist.ProcessGroup, monkeypatch: pytest.M
     wire.all_reduce(torch.zeros(1))
     wire.all_reduce(torch.zeros(1), largest=True)
     assert [call.args[1] for call in reduce.call_args_list] == [dist.ReduceOp.SUM, dist.ReduceOp.MAX]
+    assert all(call.kwargs == {"group": wire._group} for call in reduce.call_args_list)
 
 
 def test_where_messages_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +288,61 @@ def test_where_messages_live(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed.running_mean = torch.zeros(3)
     assert choose_device([mixed], None).type == "meta"
     assert choose_device([nn.Identity()], None) == CPU
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("own", ["1", None])
+def test_where_messages_of_nccl_live(
+    own: str | None, given: bool, world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the modules hold nothing that says so: on the GPU that torchrun has for this rank, else the current one."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if own:
+        monkeypatch.setenv("LOCAL_RANK", own)
+    there = Mock(return_value=True)
+    monkeypatch.setattr(torch.cuda, "is_available", there)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    chosen = Mock() if given else world
+    backends = Mock(side_effect=lambda group, device: "nccl" if group is chosen and device.type == "cuda" else "gloo")
+    monkeypatch.setattr(wire_module, "backend_name", backends)
+    group = chosen if given else None
+    assert choose_device([nn.Identity()], group) == torch.device("cuda", int(own or 3))
+    backends.side_effect = lambda *_: "gloo"
+    assert choose_device([nn.Identity()], group) == CPU
+    backends.side_effect = lambda *_: "nccl"
+    there.return_value = False
+    assert choose_device([nn.Identity()], group) == CPU
+
+
+def test_a_job_without_process_groups_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device([], None) == CPU
+
+
+def test_what_carries_tensors_of_a_device(world: dist.ProcessGroup) -> None:
+    assert wire_module.backend_name(world, CPU) == "gloo"
+    assert wire_module.backend_name(world, torch.device("meta")) == "none"
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def test_what_an_error_says() -> None:
+    assert wire_module.text_of(ValueError("x")) == "x"
+    assert wire_module.text_of(Unsayable()) == "its text cannot be had, for a KeyError"
+    assert wire_module.text_of(ValueError("ab" * 10_000)) == "ab" * 2000
+
+
+def test_what_is_said_is_seen_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process may end right after."""
+    say("words")
+    assert capsys.readouterr() == ("", "words\n")
+    stream = Mock()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say("words")
+    assert stream.mock_calls[-1] == call.flush()
 
 
 def test_what_cannot_be_said_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
