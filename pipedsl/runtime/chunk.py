@@ -94,9 +94,7 @@ class Chunk:
 
     def begin(self, train: bool = True) -> None:
         """Start a step, with backwards or without."""
-        self._kept.clear()
-        self._products.clear()
-        self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers()) - {0}
+        self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers())
         self._splits = self._split if train else frozenset()
         if self._splits:
             self._deferral.begin()

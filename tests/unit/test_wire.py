@@ -214,6 +214,21 @@ def test_which_groups_have_one_for_each_direction(
     )
 
 
+@pytest.mark.parametrize(("number", "place"), [(0, 1), (3, 0)])
+def test_a_group_of_some_of_the_ranks(
+    number: int, place: int, world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank counts as it does in the group; the store is held by the first of the whole job."""
+    group = dist.new_group()
+    assert group is not world
+    monkeypatch.setattr(dist, "get_rank", lambda of=None: place if of is group else number)
+    monkeypatch.setattr(dist, "get_world_size", lambda of=None: 2 if of is group else 5)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    some, every = TorchWire(group, CPU, 10), TorchWire(None, CPU, 10)
+    assert [(wire.rank, wire.size, wire.strangers) for wire in (some, every)] == [(place, 2, 3), (number, 5, 0)]
+    assert [wire.hosts_store for wire in (some, every)] == [number == 0] * 2
+
+
 @pytest.mark.parametrize("agent", [True, False])
 def test_who_holds_the_store(agent: bool, world: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
