@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import itertools
 import os
 import threading
@@ -448,3 +449,50 @@ def test_a_rank_is_not_far_ahead_of_the_one_that_it_sends_to(shared: bool, tmp_p
     assert len(calls) == 32
     (seen,) = held[1][0].seen  # type: ignore[misc, union-attr]
     assert 1 <= seen <= 8
+
+
+class Told:
+    """A store that lets one wait until so many things have been said in it."""
+
+    def __init__(self, store: Any, count: int, then: threading.Event) -> None:
+        self.store, self.left, self.then = store, count, then
+
+    def set(self, key: str, value: bytes) -> None:
+        self.store.set(key, value)
+        self.left -= 1
+        if not self.left:
+            self.then.set()
+
+
+def test_one_that_trains_may_be_ahead_of_one_that_still_evaluates(tmp_path: Path) -> None:
+    """It says anew what it sends, before the other one has read what was sent first."""
+    module = make("whole", tmp_path, p=2, m=1)
+    stages, ahead = mlp(2), threading.Event()
+    held = cut(module, stages)
+
+    def body(wire: Any) -> Any:
+        pipe = module.Pipeline(held[wire.rank], functional.cross_entropy, process_group=wire, timeout=20)
+        if wire.rank == 0:
+            pipe._exchange._store = Told(pipe._exchange._store, 2, ahead)
+        else:
+            assert ahead.wait(SECONDS)
+        return [pipe.step(*data(module), train=train) for train in (False, True)]
+
+    _, losses = results(run_ranks(module, body))
+    expected = reference_step(module, stages, *data(module))
+    for each in losses:
+        torch.testing.assert_close(each, expected)
+    check(module, held, stages)
+
+
+def test_what_is_left_of_a_failed_pipeline_does_not_say_that_its_process_has_ended(tmp_path: Path) -> None:
+    """Those that have failed with it would name another cause than the one that there is."""
+    module = make("whole", tmp_path, p=2)
+    first, second = results(train(module, mlp(2), [], shared=True)[0])
+    link = first._wire.links[1]
+    descriptor = second._wire.links[0]._connection.fileno()
+    second._exchange.stop()
+    del second
+    gc.collect()
+    assert not link._read(wait=False)
+    os.close(descriptor)
