@@ -7,14 +7,18 @@ DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import GradientEdge
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from pipedsl.runtime.chunk import Chunk, Gradients
+from pipedsl.runtime.deferred import run_backward
 
 
 def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int], reduced: bool) -> Chunk:
@@ -32,12 +36,21 @@ def sharded_parts(module: torch.nn.Module) -> list[Any]:
     return [each for each in module.modules() if all(hasattr(each, name) for name in names)]
 
 
+class _End(NamedTuple):
+    """A tensor of what a module returned, without holding it: where a backward begins, and what it begins with."""
+
+    edge: torch.Tensor | GradientEdge
+    zeros: Callable[[], torch.Tensor]
+
+
 class ShardedChunk(Chunk):
     """A stage under FSDP2, whose hooks take a microbatch's gradients when the input's is known.
 
     So its backward is not split: I does all that B does, and W nothing. Gradients are reduced in the last backward, or,
-    where `reduced`, by `reduce`. `waits`: in this step they wait for `reduce`, as the last microbatch has none, and so
-    no backward. `replicas`: the ranks, of the whole job, that hold parts of the stage's parameters.
+    where `reduced`, by `reduce`.
+
+    The stage's replicas gather its parameters in forwards and in backwards, and must do so in one order. So where no
+    gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -45,39 +58,50 @@ class ShardedChunk(Chunk):
         self._sharded = sharded
         self._microbatches = microbatches
         self.reduced = reduced
-        self.waits = False
-        meshes = [q.device_mesh.mesh for q in module.parameters() if hasattr(q, "device_mesh")]
-        self.replicas = sorted({int(rank) for mesh in meshes for rank in mesh.flatten()})
+        meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
+        self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
+        self._ends: dict[int, list[_End]] = {}
+        self._told: list[Any] = []  # what is under way, and has to live until it has been sent
         self._left = 0
-        self._ran = False
+        self._ran = False  # whether any backward had a gradient in this step
+        self._idle = False  # none had on any replica
 
     def begin(self, train: bool = True) -> None:
         super().begin(train)
+        self._ends.clear()
         self._left = self._microbatches
-        self._ran = False
-        self.waits = False
+        self._ran = self._idle = False
         self._synchronise(False)
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
-        if not torch.is_inference_mode_enabled():
-            return super()._call(microbatch, value, extras)
-        with torch.inference_mode(False), torch.no_grad():  # whole parameters made here are written to in training, too
-            return super()._call(microbatch, value, extras)
+        if torch.is_inference_mode_enabled():
+            # Whole parameters made here are written to in training, too.
+            with torch.inference_mode(False), torch.no_grad():
+                return super()._call(microbatch, value, extras)
+        output = super()._call(microbatch, value, extras)
+        self._ends[microbatch] = [_end_at(y) for y in tree_leaves(output) if _is_trained(y)]
+        return output
 
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
-        self._left -= 1
+        ends = self._ends.pop(microbatch)
         runs = any(gradient is not None for gradient in gradients)
-        if self.reduced:
-            self._ran |= runs
-            return super().backward(microbatch, gradients)
-        if self._left == 0 and runs:
-            self._synchronise(True)
-        elif self._left == 0 and self._ran:
-            self.waits = True
-        elif self._left == 0:
-            self._reshard()
         self._ran |= runs
-        return super().backward(microbatch, gradients)
+        self._left -= 1
+        reduces = self._left == 0 and not self.reduced
+        if reduces and self._runs_anywhere():
+            self._synchronise(True)
+        elif reduces:
+            ends, reduces = [], False
+            self._reshard()
+        if runs:
+            return super().backward(microbatch, gradients)
+        inputs = self._kept.pop(microbatch).inputs
+        if ends:
+            with _adding_zeros(self._sharded):
+                run_backward([end.edge for end in ends], [end.zeros() for end in ends])
+        elif reduces:  # and there is nothing to run a backward of
+            self._end_backward()
+        return [None] * len(inputs)
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         return self.backward(microbatch, gradients)
@@ -87,23 +111,45 @@ class ShardedChunk(Chunk):
 
     def forget(self, microbatch: int) -> None:
         super().forget(microbatch)
+        self._ends.pop(microbatch, None)
         self._left -= 1
         if self._left == 0:
             self._reshard()
 
     def reduce(self) -> None:
-        """Reduce the gradients of all microbatches over the replicas, as the end of a backward would.
-
-        torch's own pipelining goes the same way: what a module does after a backward has no other name.
-        """
-        if not self._ran:
+        """Reduce the gradients of all microbatches over the replicas."""
+        if self._runs_anywhere():
+            self._synchronise(True)
+            self._end_backward()
+        else:
             self._reshard()
-            return
-        self._synchronise(True)
+
+    def _end_backward(self) -> None:
+        """What FSDP2 does when a backward has run, which has no other name: torch's own pipelining does it likewise."""
         for each in self._sharded:
             state = each._get_fsdp_state()
             if state._is_root:
                 state._root_post_backward_final_callback()
+
+    def finish(self) -> None:
+        """A step has ended. Where there was no gradient anywhere, there is none now, and not one of zeros."""
+        if self._idle:
+            for each in _parameters(self._sharded):
+                each._unsharded_param.grad = each.unsharded_accumulated_grad = None
+
+    def _runs_anywhere(self) -> bool:
+        """Whether a backward of this step had a gradient, on any replica; all must ask. Who knows does not wait."""
+        self._told.clear()
+        found = self._ran
+        for group, device in self._groups:
+            flag = torch.full((1,), found, dtype=torch.uint8, device=device)
+            work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=group, async_op=True)
+            self._told.append((flag, work))
+            if not self._ran and work is not None:
+                work.wait()
+                found = bool(flag.item())
+        self._idle = not found
+        return found
 
     def _reshard(self) -> None:
         """No backward follows, which would have done it."""
@@ -114,6 +160,37 @@ class ShardedChunk(Chunk):
         for each in self._sharded:
             each.set_is_last_backward(last)
             each.set_requires_gradient_sync(last, recurse=False)
+
+
+def _is_trained(y: Any) -> bool:
+    return isinstance(y, torch.Tensor) and y.requires_grad
+
+
+def _end_at(y: torch.Tensor) -> _End:
+    edge = y if y.grad_fn is None else GradientEdge(y.grad_fn, y.output_nr)
+    if type(y) is torch.Tensor:
+        return _End(edge, partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device))
+    return _End(edge, partial(torch.zeros_like, y.detach()))  # of a distributed one, with the same placements
+
+
+def _parameters(sharded: Sequence[Any]) -> Iterator[Any]:
+    """What FSDP2 knows of each parameter. It has no other name for the gradient of one that is whole."""
+    for each in sharded:
+        state = each._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.11 there was one at most
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            if group is not None:
+                yield from (q for q in group.fsdp_params if hasattr(q, "_unsharded_param"))
+
+
+@contextlib.contextmanager
+def _adding_zeros(sharded: Sequence[Any]) -> Iterator[None]:
+    """While inside, backwards add zeros to gradients, also where their own would be no numbers, as 0 times infinity."""
+    with contextlib.ExitStack() as stack:
+        for each in _parameters(sharded):
+            if each._unsharded_param.requires_grad:
+                stack.callback(each._unsharded_param.register_hook(torch.zeros_like).remove)
+        yield
 
 
 def replicated_parts(modules: Sequence[torch.nn.Module]) -> list[DistributedDataParallel]:

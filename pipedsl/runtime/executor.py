@@ -128,7 +128,7 @@ class Executor:
         plan, wire, stages = self._plan, self._wire, self._stages
         calls = merge_backwards(read_calls(plan, wire.rank))
         modules = dict(zip(stages, self._modules, strict=True))
-        self._reductions = Reductions(plan, wire, modules, calls, self._copies, self._tied, self._watch)
+        self._reductions = Reductions(plan, modules, calls, self._copies, self._tied, self._watch)
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
             stage: make_chunk(

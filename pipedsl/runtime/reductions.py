@@ -6,9 +6,6 @@ the end, as do those that are tied across ranks; a sharded one for the last back
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,58 +16,10 @@ from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replic
 from pipedsl.runtime.plan import Plan, PlannedCall
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wire import Store, Wire
-
-_REPLICAS_POLL = 0.001  # seconds between two looks whether all replicas have come
-
-
-class _Meeting:
-    """Where the replicas of a stage wait for each other when they reduce late, in as many steps as they do.
-
-    A rank numbers its own comings, and the first one writes down which of each it has met. Numbers of two ranks are
-    not compared: where some failed to make a Pipeline, or gave up waiting, they have come more or less often.
-    """
-
-    def __init__(self, stage: str, place: str, ranks: Sequence[int], rank: int, store: Store) -> None:
-        self.stage = stage
-        self._place = place
-        self._ranks = ranks
-        self._rank = rank
-        self._store = store
-        self._time = ""
-
-    def come(self) -> None:
-        self._time = str(self._store.add(f"{self._place}/times/{self._rank}", 1))
-        self._store.set(f"{self._place}/here/{self._rank}", self._time)
-
-    def is_complete(self) -> bool:
-        """Whether all have come since they last met."""
-        noted = self._read("met")
-        met = json.loads(noted) if noted else [""] * len(self._ranks)
-        own = self._ranks.index(self._rank)
-        if own:
-            return bool(met[own] == self._time)
-        here = [self._read(f"here/{rank}") for rank in self._ranks]
-        if any(time in ("", earlier) for time, earlier in zip(here, met, strict=True)):
-            return False
-        self._store.set(f"{self._place}/met", json.dumps(here))
-        return True
-
-    def leave(self) -> None:
-        """This rank waits no longer."""
-        with contextlib.suppress(Exception):  # a store that is gone: nobody comes any more
-            self._store.set(f"{self._place}/here/{self._rank}", "")
-
-    def _read(self, what: str) -> str:
-        key = f"{self._place}/{what}"
-        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
 
 
 class Reductions:
     """The sums of a rank's gradients over copies of its stages, over data parallelism and over ties.
-
-    A sharded stage whose last microbatch has no gradient, and so no backward to reduce them in, does so when the step
-    ends. Its replicas must do likewise, or their sums would not meet in one order: they say so before they begin.
 
     Where a rank holds several copies of a stage, the last of their REDUCEs sums for all.
     """
@@ -78,7 +27,6 @@ class Reductions:
     def __init__(
         self,
         plan: Plan,
-        wire: Wire,
         modules: Mapping[int, torch.nn.Module],
         calls: Sequence[PlannedCall],
         copies: Copies,
@@ -96,9 +44,8 @@ class Reductions:
                 stages_of.setdefault(part, set()).add(stage % plan.stages)
         self._alone = {part: next(iter(stages)) for part, stages in stages_of.items() if len(stages) == 1}
         self.parts = replicated_parts(list(modules.values()))
-        self._sharded: dict[int, list[ShardedChunk]] = {}  # those that have a REDUCE
-        self._store, self._rank = wire.job_store(), wire.ranks[wire.rank]
-        self._late: dict[ShardedChunk, _Meeting] = {}  # what the others have
+        self._sharded: list[ShardedChunk] = []
+        self._reduced: dict[int, list[ShardedChunk]] = {}  # those that have a REDUCE
 
     def has(self, stage: int, module: torch.nn.Module) -> bool:
         """Whether a stage's gradients wait for a REDUCE."""
@@ -107,12 +54,10 @@ class Reductions:
     def learn(self, chunks: Mapping[int, Chunk]) -> None:
         """What runs the stages."""
         for stage, chunk in chunks.items():
-            if isinstance(chunk, ShardedChunk) and chunk.reduced:
-                self._sharded.setdefault(stage % self._plan.stages, []).append(chunk)
-            elif isinstance(chunk, ShardedChunk):
-                ranks = sorted({*chunk.replicas, self._rank})
-                place = f"late/{'-'.join(map(str, ranks))}/{stage}"
-                self._late[chunk] = _Meeting(self._plan.stage_name(stage), place, ranks, self._rank, self._store)
+            if isinstance(chunk, ShardedChunk):
+                self._sharded.append(chunk)
+                if chunk.reduced:
+                    self._reduced.setdefault(stage % self._plan.stages, []).append(chunk)
 
     def reduce(self, call: PlannedCall) -> None:
         """A REDUCE: the gradients of its stage are complete here."""
@@ -120,7 +65,7 @@ class Reductions:
         if self._last[stage] is not call:
             return
         watch, where = self._watch, call.describe(self._plan.source)
-        for chunk in self._sharded.get(stage, ()):
+        for chunk in self._reduced.get(stage, ()):
             watch.stop_if_failed()
             watch.position.note(f"{where}: reducing gradients over replicas")
             chunk.reduce()
@@ -129,28 +74,11 @@ class Reductions:
 
     def finish(self) -> None:
         """After the last call of a step: all that no REDUCE has summed, nor a sharded stage's last backward."""
-        for chunk, meeting in self._late.items():
-            if chunk.waits:
-                self._meet(meeting)
-                self._watch.position.note("reducing gradients over replicas")
-                chunk.reduce()
+        for chunk in self._sharded:
+            chunk.finish()
         self._copies.finish(self._watch, self._last)
         self._tied.finish(self._watch)
         self._average([part for part in self.parts if self._alone.get(part) not in self._last], "")
-
-    def _meet(self, meeting: _Meeting) -> None:
-        """Wait until the last microbatch has turned out to have no gradient on all replicas."""
-        self._watch.position.note(
-            f"waiting for all replicas of stage {meeting.stage} to have no gradient for their last microbatch, either"
-        )
-        try:
-            meeting.come()
-            while not meeting.is_complete():
-                self._watch.stop_if_failed()
-                time.sleep(_REPLICAS_POLL)
-        except BaseException:
-            meeting.leave()  # or a later one would count this rank in
-            raise
 
     def _average(self, parts: Sequence[torch.nn.parallel.DistributedDataParallel], where: str) -> None:
         for part in parts:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +22,7 @@ from tests.support.job import BOTH, Case, Job, M, tokens
 from tests.support.worker import mlp
 
 CASES: dict[str, Case] = {}
+WAYS = ("whole", "split_reduce")  # without a REDUCE, and with one
 
 
 def case(function: Case) -> Case:
@@ -59,7 +60,7 @@ class Through(nn.Module):
     def __init__(self, *microbatches: int) -> None:
         super().__init__()
         self.inner = nn.Linear(8, 5)
-        self.microbatches = microbatches
+        self.microbatches: Sequence[int] = microbatches
         self.calls = -1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,6 +107,150 @@ def a_last_gradient_that_is_missing(job: Job) -> None:
         for step in range(3):
             pipe.step(*batch_of(10 * step + replica, masked=step in detached))
             assert all(isinstance(q, DTensor) for q in stage.parameters())
+        check(stage, expected[own])
+
+
+def unshard_all(stage: nn.Module) -> None:
+    for part in stage.modules():
+        if isinstance(part, FSDPModule):
+            part.unshard()
+
+
+@case
+def gradients_that_replicas_have_for_different_microbatches(job: Job) -> None:
+    """One may have none at all for a stage. Parameters are gathered in forwards and backwards, in one order for all."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    every = range(M)
+    # For each replica: what the second stage passes on, and what it has no loss for.
+    patterns: list[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]] = [
+        ((every, ()), ((), ())),
+        (((), every), ((), (M - 1,))),
+        (((0,), (M - 1,)), ((1,), (0, 2))),
+        (((), ()), ((M - 1,), (0,))),
+    ]
+
+    def batch_of(seed: int, masked: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, targets = tokens(seed)
+        for microbatch in masked:
+            targets.view(M, -1)[microbatch] = -100
+        return batch, targets
+
+    for name, in_layers in itertools.product(WAYS, (False, True)):
+        for passed, masked in patterns:
+            torch.manual_seed(10)
+            first = nn.Sequential(nn.Embedding(11, 6), *(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)))
+            stages: list[nn.Module] = [first.append(nn.Linear(6, 8)), Through()]
+            expected = copy.deepcopy(stages)
+            last = expected[1]
+            assert isinstance(last, Through)
+            for step, each in itertools.product(range(2), range(REPLICAS)):
+                last.microbatches = passed[each]
+                batch, targets = batch_of(10 * step + each, masked[each])
+                for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                    loss = unless_masked(last(expected[0](x)), y)
+                    if loss.requires_grad:
+                        (loss / M / REPLICAS).backward()
+            stage = stages[own]
+            if isinstance(stage, Through):
+                stage.microbatches = passed[replica]
+            for layer in [*stage.children()][:-1] if in_layers else []:
+                fully_shard(layer, mesh=both["data"], reshard_after_forward=True)
+            fully_shard(stage, mesh=both["data"])
+            pipe = pipeline(job, name, stage, both.get_group("pipe"), unless_masked)
+            for step in range(2):
+                pipe.step(*batch_of(10 * step + replica, masked[replica]))
+                assert all(isinstance(q, DTensor) for q in stage.parameters())
+            check(stage, expected[own])
+            for ours, theirs in zip(stage.parameters(), expected[own].parameters(), strict=True):
+                assert (ours.grad is None) == (theirs.grad is None), (name, in_layers, passed)
+            unshard_all(stage)
+            assert all(q.grad is None for q in stage.parameters()), "gradients that are not reduced are left"
+
+
+class Until(nn.Module):
+    """Returns something to train on for the first microbatches of a step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 5)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y: torch.Tensor = self.inner(x)
+        return y if self.calls % M else y.detach()
+
+
+@case
+def a_last_microbatch_that_nothing_depends_on(job: Job) -> None:
+    """Whose backward cannot run at all, so that the gradients of the others are reduced without it."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in WAYS:
+        torch.manual_seed(12)
+        stages: list[nn.Module] = [nn.Embedding(11, 8), Until()]
+        expected = copy.deepcopy(stages)
+        for each in range(REPLICAS):
+            batch, targets = tokens(each)
+            for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                loss = functional.cross_entropy(expected[1](expected[0](x)), y)
+                if loss.requires_grad:
+                    (loss / M / REPLICAS).backward()
+        stage = stages[own]
+        fully_shard(stage, mesh=both["data"])
+        pipeline(job, name, stage, both.get_group("pipe")).step(*tokens(replica))
+        check(stage, expected[own])
+
+
+class Endless(torch.autograd.Function):
+    """Identity, whose derivative is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf
+
+
+class Broken(nn.Module):
+    """Has no derivative where its input is all zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.embed(x)
+        return Endless.apply(y) if bool((x == 0).all()) else y  # type: ignore[no-untyped-call]
+
+
+@case
+def a_microbatch_without_gradient_whose_derivative_is_no_number(job: Job) -> None:
+    """What stands for a missing gradient does no harm where the chain rule would make 0 times infinity of it."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name, odd in itertools.product(WAYS, (0, M - 1)):
+        torch.manual_seed(11)
+        passed = [each for each in range(M) if each != odd]
+        stages: list[nn.Module] = [Broken(), Through(*passed)]
+        expected = copy.deepcopy(stages)
+
+        def batch_of(seed: int, odd: int = odd) -> tuple[torch.Tensor, torch.Tensor]:
+            batch, targets = tokens(seed)
+            batch = batch.clamp(min=1)
+            batch.view(M, -1)[odd] = 0
+            return batch, targets
+
+        for each in range(REPLICAS):
+            batch, targets = batch_of(each)
+            for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                (functional.cross_entropy(expected[1](expected[0](x)), y) / M / REPLICAS).backward()
+        stage = stages[own]
+        fully_shard(stage, mesh=both["data"])
+        pipeline(job, name, stage, both.get_group("pipe")).step(*batch_of(replica))
         check(stage, expected[own])
 
 
