@@ -26,7 +26,6 @@ from pipedsl.runtime.wire import Store
 _SLACK = 1  # messages that a sender may be ahead by, beyond what it has to be
 _SPIN = 50e-6  # seconds
 _VERDICT_POLL = 0.001  # seconds between two looks for what another rank sets
-_ANSWER_IN = 5.0  # seconds for a connection, where more than can wait to be accepted do
 _BACKLOG = 1024  # connections that wait to be accepted
 _HELLO = struct.Struct("<q32s")  # the rank that connects, and the token of the one that it connects to
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for all processes of a host
@@ -38,6 +37,7 @@ class Neighbourhood:
     def __init__(self, *, wanted: bool) -> None:
         self._listener: socket.socket | None = None
         self._token = secrets.token_hex(16)
+        self._room = 0  # for messages under way, both ways
         self.offer = ""
         if wanted and can_share_memory():
             with contextlib.suppress(OSError):
@@ -46,7 +46,8 @@ class Neighbourhood:
                 self._listener = listener
                 listener.bind(f"\0{name}")
                 listener.listen(_BACKLOG)
-                self.offer = json.dumps([name, self._token, _host(), make_room(listener)])
+                self._room = make_room(listener)
+                self.offer = json.dumps([name, self._token, _host()])
 
     def connect(
         self, plan: Plan, rank: int, offers: Sequence[str], store: Store, seconds: float, stop: Callable[[], None]
@@ -63,11 +64,8 @@ class Neighbourhood:
             for peer in sorted({c.peer for c in own if c.peer >= 0 and offers[c.peer]} if self.offer else ())
             if (theirs := read_calls(plan, peer))
         }
-        # Of both ends the smaller room, as both know it.
-        room = {each: json.loads(offers[each])[3] for each in (rank, *ways)} if ways else {}
-        peers = [
-            peer for peer, way in ways.items() if sum(each.under_way for each in way) <= min(room[rank], room[peer])
-        ]
+        # Who is granted less room than the other end says no, as whoever refuses does.
+        peers = [peer for peer, way in ways.items() if sum(each.under_way for each in way) <= self._room]
 
         def told(what: str, peer: int) -> bool:
             """Whether another rank says that it has reached this one, or accepted it."""
@@ -112,7 +110,7 @@ class Neighbourhood:
                 if is_own(connection):
                     said = connection.recv(_HELLO.size, socket.MSG_DONTWAIT)
                     peer, token = _HELLO.unpack(said.ljust(_HELLO.size))
-                    if peer in expected - accepted.keys() and hmac.compare_digest(token, self._token.encode()):
+                    if peer in expected and hmac.compare_digest(token, self._token.encode()):
                         accepted[peer] = connection
                         continue
             connection.close()
@@ -120,11 +118,14 @@ class Neighbourhood:
 
 
 def _reach(offer: str, rank: int) -> socket.socket | None:
-    """A connection to the rank that offers it; None from another host, or where it is another user's."""
-    name, token, *_ = json.loads(offer)
+    """A connection to the rank that offers it; None from another host, or where it is another user's.
+
+    None, too, where more than can wait to be accepted do: that rank will accept none before this one goes on.
+    """
+    name, token, _ = json.loads(offer)
     with contextlib.ExitStack() as refused, contextlib.suppress(OSError):
         connection = refused.enter_context(socket.socket(socket.AF_UNIX))
-        connection.settimeout(_ANSWER_IN)
+        connection.setblocking(False)
         connection.connect(f"\0{name}")
         if is_own(connection):
             connection.sendall(_HELLO.pack(rank, token.encode()))
@@ -165,7 +166,6 @@ def window(sending: Sequence[PlannedCall], source: int, receiving: Sequence[Plan
         if call.kind != "irecv":
             early.add(number)
             while taken in early:
-                early.remove(taken)
                 taken += 1
     return Window(room + _SLACK, ahead, room + _SLACK + most_begun)
 

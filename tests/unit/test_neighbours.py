@@ -105,8 +105,8 @@ def test_ranks_of_other_hosts_are_not_reached() -> None:
     """There, the name is another process's, if anybody's."""
 
     def elsewhere(offers: list[str]) -> None:
-        name, token, _, room = json.loads(offers[1])
-        offers[1] = json.dumps([f"{name}?", token, "another host", room])
+        name, token, _ = json.loads(offers[1])
+        offers[1] = json.dumps([f"{name}?", token, "another host"])
 
     assert pairs(meet(chain(), [True] * RANKS, alter=elsewhere)) == {(0, 1), (1, 0), (2, 3), (3, 2)}
 
@@ -196,6 +196,29 @@ def test_a_wait_keeps_its_processor_where_every_rank_of_the_host_has_one(
     assert spent == {neighbours._SPIN if spins else 0.0}
 
 
+def test_who_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of other hosts need no processor of this one, nor is each processor of it for this process to use."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(neighbours, "_host", lambda: "here")
+    hosts = ["here", "there", "", "here", "there"]
+    offers = [json.dumps(["name", "token", host]) if host else "" for host in hosts]
+    assert neighbours._local_ranks(offers) == 2
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert neighbours._processors() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert neighbours._processors() == 64
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert neighbours._processors() == 1
+
+
+def test_a_host_without_a_name_has_an_empty_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(neighbours, "_BOOT", tmp_path / "boot_id")
+    assert neighbours._host() == ""
+    (tmp_path / "boot_id").write_text("one\n")
+    assert neighbours._host() == "one"
+
+
 def ahead(messages: int) -> Plan:
     """One rank sends so many before it waits for one."""
     sends = [f"isend F{k}@1 1 1" for k in range(messages)]
@@ -224,12 +247,92 @@ def test_where_the_system_grants_sockets_less_fewer_messages_may_be_under_way(mo
 
 @needs_links
 @pytest.mark.parametrize("less", range(2))
-def test_of_two_ends_the_one_that_is_granted_less_counts(less: int) -> None:
-    def deny(offers: list[str]) -> None:
-        offers[less] = json.dumps([*json.loads(offers[less])[:3], 5])
+def test_of_two_ends_the_one_that_is_granted_less_counts(less: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For messages of both directions together. In the chain that is 3, of which one waits to be waited for, and 2."""
+    for granted, plan, connected in ((5, chain(2), True), (4, chain(2), False), (5, ahead(20), False)):
+        room = iter([granted if rank == less else 1000 for rank in range(2)])
+        monkeypatch.setattr(neighbours, "make_room", lambda _, room=room: next(room))
+        assert pairs(meet(plan, [True, True])) == ({(0, 1), (1, 0)} if connected else set())
 
-    assert pairs(meet(chain(2), [True, True], alter=deny)) == {(0, 1), (1, 0)}
-    assert pairs(meet(ahead(20), [True, True], alter=deny)) == set()
+
+@needs_links
+def test_both_ends_know_each_direction_s_window() -> None:
+    plan = ahead(20)
+    calls = [read_calls(plan, rank) for rank in range(2)]
+    there, back = window(calls[0], 0, calls[1], 1), window(calls[1], 1, calls[0], 0)
+    assert there.under_way > back.under_way
+    first, second = meet(plan, [True, True])
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first[1]._room, first[1]._window) == (there.room, back)
+    assert (second[0]._room, second[0]._window) == (back.room, there)
+
+
+@needs_links
+def test_names_and_tokens_are_known_to_nobody_else() -> None:
+    nears = [Neighbourhood(wanted=True) for _ in range(3)]
+    words = [word for near in nears for word in json.loads(near.offer)[:2]]
+    assert len(set(words)) == 6
+    assert min(map(len, words)) >= 32
+    for near in nears:
+        near.close()
+
+
+@needs_links
+@pytest.mark.parametrize("what", ["bind", "listen", "setsockopt"])
+def test_nothing_is_offered_where_the_system_refuses_a_socket(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was made of it until then is closed."""
+    made = []
+
+    class Refusing(socket.socket):
+        def __init__(self, family: int) -> None:
+            super().__init__(family)
+            made.append(self)
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("not here")
+
+    setattr(Refusing, what, refuse)
+    monkeypatch.setattr(socket, "socket", Refusing)
+    near = Neighbourhood(wanted=True)
+    assert near.offer == ""
+    assert near.connect(chain(1), 0, [near.offer], dist.HashStore(), PATIENCE, lambda: None) == {}
+    near.close()
+    assert [each.fileno() for each in made] == [-1]
+
+
+class Backlog:
+    """A listener that others wait for, so many that there is no place for the next one."""
+
+    def __enter__(self) -> Backlog:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind("")  # to a name that the kernel gives
+        self.listener.listen(0)
+        self.others: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.others.append(socket.socket(socket.AF_UNIX))
+                self.others[-1].setblocking(False)
+                self.others[-1].connect(self.listener.getsockname())
+        self.offer = json.dumps([self.listener.getsockname()[1:].decode(), "?" * 32, ""])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self.listener, *self.others):
+            each.close()
+
+
+@needs_links
+def test_nobody_waits_to_be_accepted() -> None:
+    """By one who waits for this rank to go on."""
+    with Backlog() as other:
+        assert neighbours._reach(other.offer, 1) is None
+        while other.others:
+            other.others.pop().close()
+        other.listener.accept()[0].close()
+        connection = neighbours._reach(other.offer, 1)
+        assert connection is not None
+        connection.close()
 
 
 def test_nothing_is_offered_where_it_is_not_wanted_or_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +346,44 @@ def test_a_window_has_room_for_what_a_receive_can_be_sure_of() -> None:
         "isend F0@1 1 1\nisend F1@1 1 1\nisend F2@1 1 1\nwait 0 1\nwait 1 1\nwait 2 1\nrecv B0@0 1 1",
         "irecv F1@1 0 1\nwait 0 1\nirecv F0@1 0 1\nirecv F2@1 0 1\nwait 1 1\nwait 2 1\nsend B0@0 0 1",
     ]
-    plan = Plan("x", "x.sched", {}, "", {}, 2, 2, 3, [0, 1], calls)
-    first, second = (read_calls(plan, rank) for rank in range(2))
-    slack = neighbours._SLACK
     # F1 comes with F0 before it, which no receive is posted for; F2 with both of them not taken, as F0 is not.
-    assert window(first, 0, second, 1) == Window(3 + slack, 1, 6 + slack)
-    assert window(second, 1, first, 0) == Window(1 + slack, 0, 2 + slack)
+    there, back = windows(calls)
+    slack = neighbours._SLACK
+    assert there == Window(3 + slack, 1, 6 + slack)
+    assert back == Window(1 + slack, 0, 2 + slack)
+
+
+@pytest.mark.parametrize(
+    ("receives", "room", "ahead"),
+    [
+        (["recv F0@1", "recv F1@1", "recv F2@1", "recv F3@1"], 1, 0),
+        (["recv F1@1", "recv F0@1", "recv F3@1", "recv F2@1"], 2, 1),
+        (["recv F2@1", "recv F0@1", "recv F1@1", "recv F3@1"], 3, 2),
+        (["irecv F0@1", "wait 0", "irecv F1@1", "wait 1", "irecv F2@1", "wait 2", "recv F3@1"], 1, 0),
+        (["irecv F0@1", "irecv F1@1", "irecv F2@1", "wait 2", "wait 1", "wait 0", "recv F3@1"], 3, 0),
+    ],
+)
+@pytest.mark.parametrize(
+    ("sends", "begun"),
+    [
+        (["send F0@1", "send F1@1", "send F2@1", "send F3@1"], 1),
+        (["isend F0@1", "wait 0", "isend F1@1", "wait 1", "isend F2@1", "wait 2", "send F3@1"], 1),
+        (["isend F0@1", "send F1@1", "isend F2@1", "wait 0", "wait 1", "send F3@1"], 2),
+    ],
+)
+def test_what_is_sent_and_taken_one_by_one_needs_no_more_room(
+    sends: list[str], begun: int, receives: list[str], room: int, ahead: int
+) -> None:
+    calls = [
+        "\n".join(f"{each} 1" if each.startswith("wait") else f"{each} {peer} 1" for each in lines)
+        for lines, peer in ((sends, 1), (receives, 0))
+    ]
+    room += neighbours._SLACK
+    assert windows(calls)[0] == Window(room, ahead, room + begun)
+
+
+def windows(calls: list[str]) -> tuple[Window, Window]:
+    """Of the first rank's messages to the second one, and of those back."""
+    plan = Plan("x", "x.sched", {}, "", {}, 2, 2, 4, [0, 1], calls)
+    first, second = (read_calls(plan, rank) for rank in range(2))
+    return window(first, 0, second, 1), window(second, 1, first, 0)
