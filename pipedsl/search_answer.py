@@ -19,13 +19,14 @@ from pipedsl.search_problem import Caps, Task, activation_caps
 from pipedsl.search_reductions import in_order, with_reductions
 from pipedsl.search_room import with_room
 from pipedsl.search_runs import Effort, Job, Outcome, ended_by_interrupt, within
+from pipedsl.search_with_reduce import rows_of, with_reduce
 from pipedsl.simulate import measure, simulate
 from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict
 from verify import verify as prove
 from verify.memory import size_text
 from verify.search.engines import Engine, suited
-from verify.search.problem import Operation, Orders, Problem
+from verify.search.problem import Objective, Operation, Orders, Problem
 from verify.search.solve import Budget, NothingFound, Proof, Solution, solve
 
 if TYPE_CHECKING:
@@ -145,6 +146,12 @@ def may_lack_room(task: Task) -> bool:
     return any(task.program.memory.output) and any(cap is not None for cap in task.caps)
 
 
+def may_go_on(task: Task) -> bool:
+    """Whether a search may not be all: for want of room, or as more is to be known of REDUCE."""
+    known = task.closing.least == task.closing.last and task.problem.objective is Objective.MAKESPAN
+    return may_lack_room(task) or (any(task.reductions) and not known)
+
+
 def is_too_small(task: Task) -> bool:
     """Whether some rank's cap is less than what it holds all the time."""
     left = activation_caps(task.program, task.caps)
@@ -206,9 +213,33 @@ def answer_of(
         solution = fitting
         program = program_of(task, solution.orders, caps)
         report = judged(schedule, task, program, transports, profile)
-    least = outcome.least and solution is bound and not any(task.program.memory.output) and not any(task.reductions)
+    work, longer = solution.work, _is_longer(first, report, solution.value)
+    if longer and not stopped and not effort.over:
+
+        def fits(rows: list[list[int]]) -> bool:
+            if not may_lack_room(first):
+                return True
+            ordered = program_in(first, rows, caps)
+            held = memory_used(ordered, lower(ordered, simulate(ordered))).peaks()
+            return all(cap is None or size <= cap for size, cap in zip(held, caps, strict=True))
+
+        job = replace(job_of(first, effort.budget, outcome.seed), start=solution.orders)
+        better = with_reduce(first, program, bound.bound, job, replace(effort, jobs=1), fits)
+        if better is not None:
+            program = program_in(first, better.rows, caps)
+            report = judged(schedule, first, program, transports, profile)
+            work, stopped = work + better.work, better.interrupted
     found = _result(schedule, first, outcome, effort, program, report, solution.value)
-    return replace(found, task=task, least=least, work=solution.work, interrupted=outcome.interrupted or stopped)
+    least = outcome.least and solution is bound and not any(task.program.memory.output) and not longer
+    return replace(found, task=task, least=least, work=work, interrupted=outcome.interrupted or stopped)
+
+
+def _is_longer(task: Task, report: Report, value: Fraction) -> bool:
+    """Whether an answer takes longer with every REDUCE than what is known of each says."""
+    if report.metrics is None or not any(task.reductions):
+        return False
+    measured: Fraction = getattr(report.metrics, task.problem.objective.value)
+    return measured > value
 
 
 def carried(
@@ -223,7 +254,7 @@ def carried(
     """The answer to another search as one to this; None where it is none: of other orders or times, or too large."""
     if replace(before.problem, cap=task.problem.cap) != task.problem:
         return None
-    program = program_of(task, orders_of(before.program), task.caps)
+    program = program_in(task, rows_of(task, before.program), task.caps)
     report = judged(schedule, task, program, transports, profile)
     if report.metrics is None or any(_overflow(program, report)):
         return None
@@ -235,17 +266,16 @@ def _result(
 ) -> SearchResult:
     """A program as an answer to the task, whose bound is that of the outcome.
 
-    `value`: without every REDUCE. Raises DiagnosticError where ranks wait for each other's, as the text has them do.
+    `value`: with what is known of every REDUCE. Raises DiagnosticError where ranks wait for each other's, as the text
+    has them do.
     """
     bound = outcome.solution
     assert bound is not None
     proof = bound.proof or Proof.BOUND
-    argument = bound.argument
     if any(task.reductions):
         if report.metrics is None:
             raise DiagnosticError(report.diagnostics)
         value = getattr(report.metrics, task.problem.objective.value)
-        argument += ", without REDUCE" if value > bound.bound else ""
     return SearchResult(
         schedule=schedule,
         params=dict(program.params),
@@ -257,7 +287,7 @@ def _result(
         value=value,
         bound=bound.bound,
         proof=proof.value if value <= bound.bound else None,
-        argument=argument,
+        argument=bound.argument,
         least=False,
         caps=task.caps,
         seed=outcome.seed,
@@ -326,8 +356,12 @@ def program_of(task: Task, orders: Orders, caps: Caps) -> Program:
     columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     row_of = {key: row for row, key in enumerate(zip(*columns, strict=True))}
     rows = [[row_of[(int(op.kind), op.stage, op.microbatch)] for op in order] for order in orders]
-    rows = with_reductions(program, rows, task.reductions, task.problem.objective.value)
-    return replace(in_order(program, rows), memory=replace(program.memory, cap=caps))
+    return program_in(task, with_reductions(program, rows, task.reductions, task.problem.objective.value), caps)
+
+
+def program_in(task: Task, rows: Sequence[Sequence[int]], caps: Caps) -> Program:
+    """The rows of the task's program in this order, with these caps."""
+    return replace(in_order(task.program, rows), memory=replace(task.program.memory, cap=caps))
 
 
 def orders_of(program: Program) -> Orders:

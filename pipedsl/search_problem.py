@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,6 +16,7 @@ from pipedsl.expand import expand_open
 from pipedsl.occupancy import constant_part
 from pipedsl.open_words import OpenProgram, check_possible, flat_stages
 from pipedsl.program import COMMUNICATION, Kind, Program
+from pipedsl.search_closing import Closing, closing_of
 from pipedsl.search_reductions import Reductions, without_reductions
 from pipedsl.syntax import Binary, Call, Compare, Expr, Function, Minimize, Name, Schedule, SubjectTo
 from verify.search.problem import Objective, Operation, Problem, make_problem
@@ -33,8 +34,8 @@ class Task:
 
     `program` has all rows, in no order that means anything, and `own` the same with the file's own durations and sizes
     where a profile gives others. `placement`: the name of what `place ?` is here, or None. `asked`: the options of the
-    command that put a cap or a profile in place of what the file says. `reductions`: every rank's REDUCEs, which the
-    problem knows nothing of.
+    command that put a cap or a profile in place of what the file says. `reductions`: every rank's REDUCEs, of which the
+    problem knows no more than their `closing`, what they add at least.
     """
 
     open_program: OpenProgram
@@ -43,6 +44,7 @@ class Task:
     own: Program
     asked: tuple[str, ...] = ()
     reductions: Reductions = ()
+    closing: Closing = field(default_factory=Closing)
 
     @property
     def program(self) -> Program:
@@ -91,7 +93,10 @@ def tasks(
         caps = program.memory.cap if cap is None else (cap,) * program.ranks
         caps = _conditions(schedule, program, caps, limits or Limits())
         each, reductions = without_reductions(each)
-        found.append(Task(each, _problem(schedule, each, caps), caps, own.program, asked, reductions))
+        objective = _objective(schedule)
+        closing = closing_of(each, reductions, objective is Objective.SPAN)
+        problem = _problem(each, caps, objective, closing)
+        found.append(Task(each, problem, caps, own.program, asked, reductions, closing))
     return found
 
 
@@ -108,12 +113,16 @@ def _check_rows(each: OpenProgram) -> None:
     check_possible(each)
 
 
-def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
+def _objective(schedule: Schedule) -> Objective:
+    minimized = [item.objective for item in schedule.items if isinstance(item, Minimize)]
+    return Objective(minimized[0] if minimized else "makespan")
+
+
+def _problem(each: OpenProgram, caps: Caps, objective: Objective, closing: Closing) -> Problem:
     program, memory = each.program, each.program.memory
     copies = program.placement.shape[0]
     columns = (program.kind.tolist(), flat_stages(program).tolist(), program.microbatch.tolist())
     operations = [Operation(Kind(kind), stage, i) for kind, stage, i in zip(*columns, strict=True)]
-    minimized = [item.objective for item in schedule.items if isinstance(item, Minimize)]
     return make_problem(
         placement=program.placement.ravel().tolist(),
         replicas=copies,
@@ -122,12 +131,14 @@ def _problem(schedule: Schedule, each: OpenProgram, caps: Caps) -> Problem:
         cap=activation_caps(program, caps),
         activation=_activations(program),
         held_by_w=memory.held_by_w * copies,
-        objective=Objective(minimized[0] if minimized else "makespan"),
+        objective=objective,
         strands=tuple(
             tuple(tuple(operations[row] for row in strand) for strand in strands if strand) for strands in each.strands
         ),
         ranks=program.ranks,
         fences=tuple((operations[x], operations[y]) for x, y in each.fences),
+        closing=closing.least,
+        beside=closing.beside,
     )
 
 

@@ -23,7 +23,8 @@ MEMORY_WORK = 0.25
 """As much at least, but for a quarter of a small budget."""
 
 ROOM = 1 / 4
-"""Of a timeout, where messages take memory under a cap: for orders that have room for them."""
+"""Of a timeout, where messages take memory under a cap: for orders that have room for them; or where a REDUCE may stand
+in several places: for what is best with them."""
 
 INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 

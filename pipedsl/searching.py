@@ -24,6 +24,7 @@ from pipedsl.search_answer import (
     carried,
     is_too_small,
     job_of,
+    may_go_on,
     may_lack_room,
 )
 from pipedsl.search_problem import Task, tasks
@@ -70,7 +71,7 @@ def search(
     effort = replace(effort_of(budget, timeout, seed, jobs, cache, progress, engine), until=until)
     seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
     share = effort.part(1 / max(1, ceil(len(possible) * len(seeds) / jobs)))
-    first = share.sooner(1 - ROOM) if any(map(may_lack_room, possible)) else share
+    first = share.sooner(1 - ROOM) if any(map(may_go_on, possible)) else share
     outcomes = first.run([job_of(t, first.budget, each, t.placement or "") for t in possible for each in seeds])
     of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     if all(each.refused for each in of_task):
@@ -98,7 +99,9 @@ def best_of(
         raise NothingFound(f"{ended} before it found an order{lost and f': {lost}'}")
     answer: SearchResult | None = None
     for task, outcome, solution in solved:
-        if before is None or task.placement != before.placement or not may_lack_room(task):
+        if before is None or task.placement != before.placement:
+            continue
+        if not may_lack_room(task) and not any(task.reductions):
             continue
         try:
             answer = carried(schedule, task, outcome, effort, before, transports, profile)

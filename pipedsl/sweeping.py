@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
-from pipedsl.search_answer import SearchResult, is_too_small, job_of, may_lack_room
+from pipedsl.search_answer import SearchResult, is_too_small, job_of, may_go_on
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, better_bound, effort_of
 from pipedsl.searching import best_of
@@ -87,7 +87,7 @@ def sweep(
     effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
     share = effort.part(1 / max(1, placements))
     # Of the time of each value, what is for making room for messages in its answer comes last.
-    room = ROOM if any(may_lack_room(task) for row in grid for task in row) else 0
+    room = ROOM if any(may_go_on(task) for row in grid for task in row) else 0
     first = share.sooner(1 - room)
     labels = [f"{name}={value}" for value in values]
     curves: list[list[Outcome]] = []

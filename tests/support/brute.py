@@ -92,6 +92,12 @@ def cost(problem: Problem, orders: tuple[tuple[Operation, ...], ...]) -> int | N
                 moved = True
     if any(n < len(order) for n, order in zip(at, orders, strict=True)):
         return None
+    for r, order in enumerate(orders):
+        for kind, stage, i in order:
+            name = {Kind.F: "F", Kind.W: "W"}.get(kind, "I")
+            free[r] = max(free[r], end[name, stage, i] + problem.closing[stage])
+        work = sum(problem.duration[kind][stage] for kind, stage, _ in order)
+        free[r] = max(free[r], (first[r] or 0) + work + problem.beside[r]) if order else 0
     if problem.objective is Objective.MAKESPAN:
         return max(free)
     return max(b - (a or 0) for a, b in zip(first, free, strict=True))

@@ -328,7 +328,7 @@ def test_incomplete_problems_are_refused() -> None:
 
 def test_the_checker_is_small_and_needs_nothing() -> None:
     texts = [file.read_text(encoding="utf-8") for file in FILES]
-    assert sum(len(text.splitlines()) for text in texts) < 650
+    assert sum(len(text.splitlines()) for text in texts) < 680
     own = {f"verify.bound.{file.stem}" for file in FILES if file != CHECKER}
     for node in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(node, ast.Import):

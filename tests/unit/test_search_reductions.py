@@ -67,15 +67,12 @@ def test_each_stands_once_after_what_it_sums() -> None:
 
 @pytest.mark.parametrize("objective", ["makespan", "span"])
 @pytest.mark.parametrize("cost", ["F = 1", "F = 2 send = 1 REDUCE = 3"])
-def test_the_bound_is_that_of_the_computations(objective: str, cost: str) -> None:
+def test_the_bound_is_that_of_the_computations_and_what_follows(objective: str, cost: str) -> None:
     items = f"minimize {objective}\ncost {{ {cost} }}"
     result = found(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down || REDUCE@up", items), 2, 2)
     alone = search(schedule(COPIES, BOTH_WAYS, items), {"p": 2, "m": 2}, budget=2)
-    assert (result.bound, alone.proof is not None) == (alone.bound, True)
+    assert (alone.proof is not None, result.bound >= alone.bound + (3 if "REDUCE" in cost else 0)) == (True, True)
     assert result.optimal == (result.value == result.bound)
-    assert result.argument == alone.argument + ("" if result.optimal else ", without REDUCE")
-    assert not result.least
-    assert result.value >= alone.value + (3 if "REDUCE" in cost else 0)
     if "REDUCE" not in cost and objective == "makespan":
         assert result.value == alone.value, "at the ends, where they take no time, they make nothing longer"
 
@@ -181,12 +178,11 @@ def lowest(asked: Schedule, p: int, m: int) -> Fraction:
 
 @pytest.mark.parametrize("reduce", ["1", "3 - s", "5 * s"])
 def test_held_to_all_orders(reduce: str) -> None:
-    """Where a rank has one chunk its REDUCE can only be last, and meets nobody."""
+    """Where a rank has one chunk its REDUCE can only be last, and meets nobody: what it takes is known."""
     costs = f"cost s {{ F = 1 + s  B = 3 - s  send = 1 / 2  REDUCE = {reduce} }}"
     asked = schedule("stages p\nplace s -> s\n", "(F * m || B * m) REDUCE", costs)
     result, best = found(asked, 2, 3), lowest(asked, 2, 3)
-    assert result.bound <= best <= result.value
-    assert result.value == best
+    assert (result.value, result.bound, result.optimal) == (best, best, True)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +197,7 @@ def test_held_to_all_orders(reduce: str) -> None:
 def test_it_comes_as_soon_as_may_be_where_that_is_better(word: str, value: int, last: list[str]) -> None:
     """Rank 0 waits for stage 1 before its last backward: time for the sum of stage 2, where the text allows it."""
     result = found(schedule(LOOPED, word, "cost { REDUCE = 1 }"), 2, 1)
-    assert (result.value, result.bound) == (value, 12)
+    assert (result.value, result.bound) == (value, value)
     assert names(result.program, 0)[-2:] == last
 
 

@@ -129,13 +129,17 @@ def lower_bound(problem: Problem, evidence: Any) -> int:
             need(early[-1:] == some[:1] and late[:1] == some[-1:], where, "its head or tail is of another part")
             need(end in (None, problem.at[late[-1]][0]), where, "its tail ends on another rank")
             heads.append(length(problem, early, f"{where}.head"))
-            tails.append(length(problem, late, f"{where}.tail") + problem.lasts(late[-1]) - problem.lasts(late[0]))
+            tails.append(length(problem, late, f"{where}.tail") + problem.after(late[-1]) - problem.lasts(late[0]))
         else:
             need(not early and not late, where, "no head or tail here")
     need(counted > 0, "evidence.parts", "nothing")
     paused = idle(problem, rank, pauses, "evidence.idle")
-    need(not paused or counted == sum(map(len, strands)), "evidence.idle", "only where all of the rank is counted")
-    return min(heads, default=0) + work + paused + min(tails, default=0) - begun
+    rest, everything = min(tails, default=0), counted == sum(map(len, strands))
+    need(not paused or everything, "evidence.idle", "only where all of the rank is counted")
+    if everything and end in (None, rank):
+        last = min(problem.time["closing"][op[1]] for strand in strands for op in strand)
+        rest = max(rest, last, problem.beside[rank] - paused)
+    return min(heads, default=0) + work + paused + rest - begun
 
 
 def forced(problem: Problem, rank: int) -> list[Op]:

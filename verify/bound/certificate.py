@@ -43,5 +43,5 @@ def check(certificate: Any, subject: Any, program: Any = None) -> str:
     need(value >= proved, "the program", f"its {aim} is below the bound")
     best = ", so it is the smallest" if value == proved else ""
     reduces = any(each[0] == "REDUCE" for row in program["ranks"] for each in row)
-    apart = ", every REDUCE left out," if reduces else ""
+    apart = ", with what the problem says of every REDUCE," if reduces else ""
     return f"this order{apart} has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"

@@ -9,8 +9,9 @@ from verify.bound.reading import items, need
 
 
 def cost(problem: Problem, program: Any) -> int:
-    """The objective of a program's orders, every REDUCE left out, of which a problem says nothing. Refuses what is no
-    answer to the problem: other operations, strands out of order, more than a cap, ranks that wait for each other."""
+    """The objective of a program's orders, where in place of every REDUCE there is what the problem says of it. Refuses
+    what is no answer to the problem: other operations, strands out of order, more than a cap, ranks that wait for each
+    other."""
     ranks = items(program.get("ranks") if type(program) is dict else None, "the program's ranks", len(problem.strands))
     orders: list[list[Op]] = []
     for r, row in enumerate(ranks):
@@ -51,4 +52,8 @@ def cost(problem: Problem, program: Any) -> int:
             at[r] += 1
             ready += [waiting.pop(op)] if op in waiting else []
     need(len(end) == len(problem.at), "the program", "ranks wait for each other")
+    for r, own in enumerate(orders):
+        busy = sum(map(problem.lasts, own)) + problem.beside[r] if own else 0
+        closed = (end[op] + problem.time["closing"][op[1]] for op in own)
+        free[r] = max(first[r] + busy, *closed) if own else 0
     return max(free) if problem.makespan else max(b - a for a, b in zip(first, free, strict=True))

@@ -7,15 +7,17 @@ from typing import Any, NamedTuple
 from verify.bound.reading import fields, integer, integers, items, need
 
 MOST = 2**4096
-TIMES, SIZES = ("F", "B", "I", "W", "send"), ("activation", "held_by_w")
+TIMES, SIZES = ("F", "B", "I", "W", "send", "closing"), ("activation", "held_by_w")
 Op = tuple[str, int, int]  # letter, place (replica * stages + stage), microbatch
 
 
 class Problem(NamedTuple):
-    """`time[letter][place]`, `send[place]` to a neighbour on another rank, in multiples of 1 / `unit`; `whole` and
-    `held` sizes a place; `cap[rank]` or None. `strands[rank]`: operations in an order that every answer keeps.
-    `at[operation]`: rank, its strand there, where in that. `ordered[rank]`: whether each kind of each place runs in the
-    order of the microbatches there, B and I being one kind. `fences[y]`: what y has to wait for beside all that.
+    """`time[letter][place]`, in multiples of 1 / `unit`; `send` is that to a neighbour on another rank, `closing` what
+    has to pass after the place's operations before the end (of its rank, for spans). `beside[rank]`: for so long it is
+    busy with other things before its end. `whole` and `held` sizes a place; `cap[rank]` or None. `strands[rank]`:
+    operations in an order that every answer keeps. `at[operation]`: rank, its strand there, where in that.
+    `ordered[rank]`: whether each kind of each place runs in the order of the microbatches there, B and I being one.
+    `fences[y]`: what y has to wait for beside all that.
     """
 
     microbatches: int
@@ -24,6 +26,7 @@ class Problem(NamedTuple):
     makespan: bool
     unit: int
     time: dict[str, list[int]]
+    beside: list[int]
     whole: list[int]
     held: list[int]
     cap: list[int | None]
@@ -52,6 +55,10 @@ class Problem(NamedTuple):
 
     def lasts(self, op: Op) -> int:
         return self.time[op[0]][op[1]]
+
+    def after(self, op: Op) -> int:
+        """From the start of an operation to the end that follows it."""
+        return self.lasts(op) + self.time["closing"][op[1]]
 
     def change(self, op: Op) -> int:
         """What is held more after `op` than before."""
@@ -85,11 +92,12 @@ def read_problem(value: Any) -> Problem:
     integer(replicas, "replicas", 1, max(1, count))
     need(count > 0 and count % replicas == 0, "placement", "not as many stages in every replica")
     need(aim in ("makespan", "span"), "minimize", "expected makespan or span")
-    time_unit, *columns = fields(times, "times", "unit", *TIMES)
+    time_unit, *columns, beside = fields(times, "times", "unit", *TIMES, "beside")
     size_unit, *held, cap = fields(sizes, "sizes", "unit", *SIZES, "cap")
     integer(time_unit, "times.unit", 1, MOST)
     integer(size_unit, "sizes.unit", 1, MOST)
     time = {name: integers(column, name, 0, MOST, count) for name, column in zip(TIMES, columns, strict=True)}
+    beside = integers(beside, "beside", 0, MOST, ranks)
     whole, rest = (integers(column, name, 0, MOST, count) for name, column in zip(SIZES, held, strict=True))
     need(all(r <= w for r, w in zip(rest, whole, strict=True)), "held_by_w", "more than the activation")
     caps = [None if c is None else integer(c, f"cap[{r}]", -MOST, MOST) for r, c in enumerate(items(cap, "cap", ranks))]
@@ -126,4 +134,5 @@ def read_problem(value: Any) -> Problem:
         before, after = (operation(each, f"fences[{n}]", at) for each in items(pair, f"fences[{n}]", 2))
         need(at[before][0] == at[after][0] and after not in fences, f"fences[{n}]", "of two ranks, or a second one")
         fences[after] = before
-    return Problem(m, depth, placement, makespan, time_unit, time, whole, rest, caps, read_strands, at, ordered, fences)
+    sizes = (whole, rest, caps)
+    return Problem(m, depth, placement, makespan, time_unit, time, beside, *sizes, read_strands, at, ordered, fences)

@@ -61,7 +61,8 @@ def _smt_lines(problem: Problem, fine: int, limit: int) -> Iterator[str]:
         for op in (op for strand in strands for op in strand):
             yield f"(declare-const {_name(op)} Int)"
             yield f"(assert (>= (- {_name(op)} {since}) 0))"
-            yield f"(assert (<= (- {_name(op)} {since}) {_number(limit - time(op))}))"
+            latest = limit - time(op) - fine * problem.time["closing"][op[1]]
+            yield f"(assert (<= (- {_name(op)} {since}) {_number(latest)}))"
     if not problem.makespan:
         yield "; What comes first on its rank in every order, and needs only such, starts as early as it can."
         for chain in filter(None, (forced(problem, rank) for rank in range(len(problem.strands)))):

@@ -129,7 +129,7 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Sp
     for row, items in enumerate(before):
         for x, _ in items:
             after[x].append(row)
-    head, tail, order = [0] * count, [0] * count, [row for row in range(count) if not waits[row]]
+    head, tail, order = [0] * count, list(model.closing), [row for row in range(count) if not waits[row]]
     duration = model.duration
     for row in order:
         for y in after[row]:
@@ -164,13 +164,16 @@ def lower_bound(model: Model, known: Chains | None = None) -> Bound:
     for r, rows in enumerate(rows_of):
         if not rows:
             continue
-        load = sum(model.duration[row] for row in rows) + trips[r]
+        load = sum(model.duration[row] for row in rows)
         name = "round trips" if trips[r] else "load"
+        beside = load + model.problem.beside[r]
         if not makespan:
-            candidates.append(Bound(load, name, r))
+            candidates.append(Bound(load + trips[r] + min(model.closing[row] for row in rows), name, r))
+            candidates.append(Bound(beside, "load", r))
             continue
         head, tail = min(found.head[row] for row in rows), min(found.tail[row] for row in rows)
-        candidates.append(Bound(head + load + tail, name, r))
+        candidates.append(Bound(head + load + trips[r] + tail, name, r))
+        candidates.append(Bound(head + beside, "load", r))
         candidates.append(Bound(max(found.head[x] + model.duration[x] + found.tail[x] for x in rows), "path", r))
         candidates.append(Bound(one_machine(model, rows, found.head, found.tail), "releases", r))
     if not makespan:
@@ -190,7 +193,7 @@ def _span_bounds(model: Model, known: Chains, rows_of: list[list[int]]) -> list[
         if start is None or left <= 0:
             continue
         left -= len(model)
-        tail = own_tails(model, rows, known)
+        tail = own_tails(model, rows, known, closing=True)
         for q, others in enumerate(rows_of):
             towards = [row for row in others if tail[row] >= 0]
             if not towards:
@@ -201,13 +204,16 @@ def _span_bounds(model: Model, known: Chains, rows_of: list[list[int]]) -> list[
     return found
 
 
-def own_tails(model: Model, rows: list[int], known: Chains) -> list[int]:
-    """The shortest time from the end of each row to the end of this rank's last operation."""
+def own_tails(model: Model, rows: list[int], known: Chains, closing: bool = False) -> list[int]:
+    """The shortest time from the end of each row to the end of the last of these, of one rank; -1 where none follows.
+
+    `closing`: to the end of the rank, with what follows its operations.
+    """
     tail = [-1] * len(model)
     mine = set(rows)
     for row in reversed(known.order):
-        if row in mine and tail[row] < 0:
-            tail[row] = 0
+        if row in mine:
+            tail[row] = max(tail[row], model.closing[row] if closing else 0)
         if tail[row] < 0:
             continue
         length = tail[row] + model.duration[row]

@@ -35,7 +35,7 @@ def close(standing: Standing, share: float) -> None:
         return
     if standing.rows is None:
         problem = standing.problem
-        longest = sum(standing.model.duration) + 2 * sum(problem.send) * problem.microbatches
+        longest = sum(standing.model.duration) + 2 * sum(problem.send) * problem.microbatches + problem.longest_close
         if _ask(standing, longest, share) is Answer.REFUTED:
             raise Infeasible(-1, 0, "z3 refutes that any order keeps to the caps")
     stricter = _stricter(standing.problem)

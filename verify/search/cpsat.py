@@ -161,7 +161,7 @@ def _starts(asked: Any, model: Model, window: Window, limit: int) -> list[Any]:
             begin = asked.new_int_var(0, max(window.latest), "")
             for row in rows:
                 asked.add(start[row] >= begin)
-                asked.add(start[row] + duration[row] <= begin + limit)
+                asked.add(start[row] + duration[row] + model.closing[row] <= begin + limit)
         if room is None:
             continue
         held, sizes = [], []

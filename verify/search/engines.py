@@ -33,7 +33,7 @@ def suited(engine: Engine, problem: Problem) -> Engine:
     if engine != "cpsat":
         return engine
     model = model_of(problem)
-    longest = sum(model.duration) + 2 * sum(problem.send) * problem.microbatches
+    longest = sum(model.duration) + 2 * sum(problem.send) * problem.microbatches + problem.longest_close
     if not all(model.duration):
         longest *= len(model) + 1  # the finer unit of `without_instants`
     # A window ends at most so long after a limit, which is at most so long.

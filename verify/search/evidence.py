@@ -66,7 +66,7 @@ def best_evidence(model: Model, subject: Subject) -> Json:
         for end in ranks:
             start = first_start(model, end, known)
             if start is not None:
-                tail = own_tails(model, _rows(model, end), known)
+                tail = own_tails(model, _rows(model, end), known, closing=True)
                 options += [_Option(model, subject, known, tail, r, end, start) for r in ranks]
     return max(options, key=lambda option: option.value).evidence()
 
@@ -104,20 +104,24 @@ class _Option:
         rows = _rows(model, r)
         self.rows = rows if tail is None else [row for row in rows if tail[row] >= 0]
         self.idle = _idle(model, subject, r) if len(self.rows) == len(rows) else []
+        self.all = True  # whether the bound is that of all operations of the rank
         work = sum(model.duration[row] for row in self.rows)
-        work += sum(time for _, time in self.idle) // model.problem.time_unit.numerator
+        paused = sum(time for _, time in self.idle) // model.problem.time_unit.numerator
+        rest = model.problem.beside[r] - paused
         if tail is None:
-            self.value = work
+            self.value = work + paused + max(rest, min(model.closing[row] for row in rows))
             return
-        self.value = one_machine(model, self.rows, known.head, tail) - start
-        if self.rows and self.idle:
-            whole = min(known.head[row] for row in rows) + work + min(tail[row] for row in rows) - start
-            self.idle = self.idle if whole > self.value else []
+        self.value, self.all = one_machine(model, self.rows, known.head, tail) - start, False
+        if self.rows and len(self.rows) == len(rows) and (self.idle or (end in (None, r) and rest > 0)):
+            rest = max(rest if end in (None, r) else 0, min(tail[row] for row in rows))
+            whole = min(known.head[row] for row in rows) + work + paused + rest - start
+            self.all = whole > self.value
             self.value = max(self.value, whole)
+        self.idle = self.idle if self.all else []
 
     def evidence(self) -> Json:
         tail, chosen = self.tail, set(self.rows)
-        if tail is not None and not self.idle:
+        if tail is not None and not self.all:
             early, late = self._thresholds(tail)
             chosen = {row for row in self.rows if self.known.head[row] >= early and tail[row] >= late}
         parts: list[Json] = []
@@ -164,8 +168,8 @@ class _Option:
         for y, items in enumerate(self.known.before):
             for x, gap in items:
                 after.setdefault(x, []).append((y, gap))
-        chain, tail = [row], self.tail
-        while tail[chain[-1]] or self.end not in (None, self.model.rank[chain[-1]]):
+        chain, tail, closing = [row], self.tail, self.model.closing
+        while tail[chain[-1]] > closing[chain[-1]] or self.end not in (None, self.model.rank[chain[-1]]):
             x = chain[-1]
             options = (y for y, gap in after[x] if tail[y] >= 0 and gap + self.model.duration[y] + tail[y] == tail[x])
             chain.append(next(options))

@@ -121,7 +121,8 @@ def without_instants(model: Model, limit: int) -> tuple[Model, int]:
         return model, limit
     unit = len(model) + 1
     longer = [value * unit or 1 for value in model.duration]
-    return replace(model, duration=longer, lag=[value * unit for value in model.lag]), limit * unit + unit - 1
+    lag, closing = ([value * unit for value in values] for values in (model.lag, model.closing))
+    return replace(model, duration=longer, lag=lag, closing=closing), limit * unit + unit - 1
 
 
 def orders_by_start(model: Model, start: Sequence[int]) -> list[list[int]]:

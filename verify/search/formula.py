@@ -79,7 +79,9 @@ class Formula:
             self.declared.append(f"(declare-const begin.{r} Int)")
             for row in (row for pair in self.model.strands[r] for row in range(*pair)):
                 self.lines.append(f"(assert (>= (- {names[row]} begin.{r}) 0))")
-                self.lines.append(f"(assert (<= (- {names[row]} begin.{r}) {window.limit - duration[row]}))")
+                self.lines.append(
+                    f"(assert (<= (- {names[row]} begin.{r}) {window.limit - duration[row] - self.model.closing[row]}))"
+                )
 
     def _apart(self, x: int, y: int, gap: int) -> str:
         return f"(>= (- {self.names[y]} {self.names[x]}) {gap})"

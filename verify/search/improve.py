@@ -81,7 +81,7 @@ def critical_path(model: Model, rows: list[list[int]], found: Run) -> list[tuple
     else:
         r = max(range(len(rows)), key=lambda q: found.last[q] - found.first[q])
     path = []
-    row = rows[r][-1]
+    row = max(reversed(rows[r]), key=lambda x: start[x] + duration[x] + model.closing[x])
     while True:
         r, at = rank[row], place[row]
         path.append((r, at))

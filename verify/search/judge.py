@@ -10,7 +10,7 @@ import numpy as np
 
 from pipedsl.diagnostics import Source, Span
 from pipedsl.program import Costs, Kind, Memory, Program
-from pipedsl.simulate import measure
+from pipedsl.simulate import Metrics, Timeline, measure
 from verify.search.problem import Objective, Operation, Orders, Problem
 from verify.structure import check_structure
 
@@ -21,7 +21,10 @@ class Invalid(Exception):
 
 @dataclass(frozen=True)
 class Judgement:
-    """In the file's units: both measures, whichever is minimised, and what every rank holds at most."""
+    """In the file's units: both measures, whichever is minimised, and what every rank holds at most.
+
+    With what follows the operations as the problem has it, `closing` and `beside`, which may be less than what does.
+    """
 
     makespan: Fraction
     span: Fraction
@@ -81,13 +84,33 @@ def judge(problem: Problem, orders: Orders) -> Judgement:
     found, timeline = check_structure(program)
     if timeline is None or found:
         raise Invalid(found[0].message if found else "the orders do not end")
-    metrics = measure(program, timeline)
+    makespan, span = _measures(problem, program, timeline, measure(program, timeline))
     most = [peak(problem, order)[0] for order in orders]
     unit = problem.size_unit
     for rank, (held, cap) in enumerate(zip(most, problem.cap, strict=True)):
         if cap is not None and held > cap:
             raise Invalid(f"rank {rank} holds {held * unit} and its cap is {cap * unit}")
-    return Judgement(metrics.makespan, metrics.span, tuple(held * unit for held in most))
+    return Judgement(makespan, span, tuple(held * unit for held in most))
+
+
+def _measures(problem: Problem, program: Program, timeline: Timeline, metrics: Metrics) -> tuple[Fraction, Fraction]:
+    """Makespan and span, with what follows the operations."""
+    makespan, span = metrics.makespan, metrics.span
+    if not problem.longest_close:
+        return makespan, span
+    for rank in range(program.ranks):
+        rows = program.rows(rank)
+        if not len(rows):
+            continue
+        first = timeline.start_of(rows.start)
+        ends = [first + metrics.busy[rank] + problem.beside[rank] * problem.time_unit]
+        of = slice(rows.start, rows.stop)
+        for place in (place for place, holder in enumerate(problem.placement) if holder == rank):
+            replica, stage = divmod(place, problem.depth)
+            own = timeline.end[of][(program.stage[of] == stage) & (program.replica[of] == replica)]
+            ends += [int(own.max()) * timeline.unit + problem.closing[place] * problem.time_unit] if len(own) else []
+        makespan, span = max(makespan, *ends), max(span, max(ends) - first)
+    return makespan, span
 
 
 def peak(problem: Problem, order: Sequence[Operation]) -> tuple[int, int]:

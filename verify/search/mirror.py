@@ -1,7 +1,7 @@
 """A problem seen from its end: what ran last runs first, and what it needed waits for it.
 
 Orders of the one, back to front, are orders of the other, of the same makespan and the same memory. So what works on
-orders from their begin works from their end.
+orders from their begin works from their end. What follows the operations of a rank is left out.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def mirrored(model: Model) -> Model | None:
         upstream=renumbered(model.feeds),
         lag=[0 if other < 0 else model.lag[other] for other in reversed(model.feeds)],
         feeds=renumbered(model.upstream),
+        closing=[0] * len(model),
         strand=model.strand[::-1],
         strands=tuple(tuple((last + 1 - b, last + 1 - a) for a, b in pairs) for pairs in model.strands),
     )

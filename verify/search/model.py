@@ -22,6 +22,7 @@ class Model:
     `take` at its start and `give` at its end: sizes. `local`: the operation of its own rank that it needs: of the same
     stage and microbatch (I and B need F, W needs I), or what a fence says, which implies that; `upstream`: the
     neighbouring stage's, whose data arrive `lag` after its end; -1 for none. `feeds`: whose `upstream` it is.
+    `closing`: how long after its end everything (its rank, for spans) ends at least.
     `strands[r]`: (first, past the last) of each strand of rank r. `room[r]`: the cap, or None.
     """
 
@@ -36,6 +37,7 @@ class Model:
     upstream: list[int]
     lag: list[int]
     feeds: list[int]
+    closing: list[int]
     strand: list[int]
     strands: tuple[tuple[tuple[int, int], ...], ...]
     room: tuple[int | None, ...]
@@ -45,8 +47,8 @@ class Model:
 
     @cached_property
     def horizon(self) -> int:
-        """No order is longer: always some operation runs or some message is on its way."""
-        return sum(self.duration) + sum(self.lag)
+        """No order is longer: always some operation runs or some message is on its way, until the last has ended."""
+        return sum(self.duration) + sum(self.lag) + self.problem.longest_close
 
     def orders(self, rows: Sequence[Sequence[int]]) -> Orders:
         return tuple(tuple(self.operations[row] for row in rank) for rank in rows)
@@ -106,6 +108,7 @@ def model_of(problem: Problem) -> Model:
         upstream=upstream,
         lag=lag,
         feeds=feeds,
+        closing=[problem.closing[operation.stage] for operation in operations],
         strand=strand,
         strands=tuple(tuple(pairs) for pairs in bounds),
         room=problem.cap,
@@ -145,7 +148,8 @@ def _check_complete(problem: Problem, operations: Sequence[Operation]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What orders lead to: when every operation starts, per rank its end, and the objective. All in units of time."""
+    """What orders lead to: when every operation starts, when each rank's first does, and when the rank has ended with
+    all that follows it; and the objective. All in units of time."""
 
     start: list[int]
     first: list[int]
@@ -195,8 +199,18 @@ def run(model: Model, rows: Sequence[Sequence[int]]) -> Run | None:
     if done < count:
         return None
     first = [start[order[0]] if order else 0 for order in rows]
+    if model.problem.longest_close:
+        clock = [_closed(model, end, r, order, first[r]) for r, order in enumerate(rows)]
     value = _value(model, first, clock)
     return Run(start, first, clock, value)
+
+
+def _closed(model: Model, end: Sequence[int], r: int, order: Sequence[int], first: int) -> int:
+    """When a rank has ended, with what follows its operations."""
+    if not order:
+        return 0
+    busy = sum(model.duration[row] for row in order) + model.problem.beside[r]
+    return max(first + busy, max(end[row] + model.closing[row] for row in order))
 
 
 def _value(model: Model, first: Sequence[int], last: Sequence[int]) -> int:

@@ -55,6 +55,10 @@ class Problem:
     from stage s to a neighbour on another rank. `activation[s]` is taken from the start of F to the end of B or W; I
     gives back all but `held_by_w[s]`. `cap[r]`: what rank r may hold of them at once; None is no cap. `fences`: (x, y)
     of one rank: y runs after x, which implies what y needs of the same stage; at most one for each y.
+
+    `closing[s]`: what passes at least from the end of the last operation of stage s to the end of everything (of its
+    rank, for spans); `beside[r]`: how long rank r is busy with other things after some of its operations, and ends
+    after those too. Both as of a rank's sums of gradients; nothing where they are left out.
     """
 
     ranks: int
@@ -71,6 +75,14 @@ class Problem:
     size_unit: Fraction = Fraction(1)
     replicas: int = 1
     fences: tuple[tuple[Operation, Operation], ...] = field(default=(), repr=False)
+    closing: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.closing:
+            object.__setattr__(self, "closing", (0,) * len(self.placement))
+        if not self.beside:
+            object.__setattr__(self, "beside", (0,) * self.ranks)
 
     @property
     def stages(self) -> int:
@@ -102,6 +114,15 @@ class Problem:
         caps = list(cap) if isinstance(cap, Sequence) else [cap] * self.ranks
         return replace(self, cap=tuple(None if c is None else floor(Fraction(c) / self.size_unit) for c in caps))
 
+    @property
+    def longest_close(self) -> int:
+        """No rank ends later than this after the last operation of all."""
+        return max(*self.closing, *self.beside, 0)
+
+    def with_closing(self, closing: Sequence[Fraction]) -> Problem:
+        """The same problem with other times for `closing`, in the file's unit."""
+        return replace(self, closing=tuple(int(value / self.time_unit) for value in closing))
+
     def with_objective(self, objective: Objective) -> Problem:
         return replace(self, objective=objective)
 
@@ -131,6 +152,8 @@ def make_problem(
     ranks: int | None = None,
     replicas: int = 1,
     fences: tuple[tuple[Operation, Operation], ...] = (),
+    closing: Sequence[Fraction] = (),
+    beside: Sequence[Fraction] = (),
 ) -> Problem:
     """A problem from exact rationals, scaled to integers. Fully open where no strands are given.
 
@@ -148,6 +171,8 @@ def make_problem(
     sizes = (*activations, *held)
     size_unit = _unit(sizes)
     times = [value for kind in COMPUTE for value in costs.of(kind)] + list(costs.send)
+    if any(closing) or any(beside):
+        times += [*costs.reduce, *closing, *beside]
     if any(value < 0 for value in times):
         raise ValueError("a duration is negative")
     time_unit = _unit(times)
@@ -166,6 +191,8 @@ def make_problem(
         size_unit=size_unit,
         replicas=replicas,
         fences=fences,
+        closing=tuple(int(value / time_unit) for value in closing),
+        beside=tuple(int(value / time_unit) for value in beside),
     )
     return problem.with_cap(cap)
 

@@ -20,7 +20,10 @@ def problem_json(problem: Problem) -> dict[str, Any]:
         "times": {
             "unit": tick.denominator,
             **{kind.name: [value * tick.numerator for value in problem.duration[kind]] for kind in COMPUTE},
-            "send": [value * tick.numerator for value in problem.send],
+            **{
+                name: [value * tick.numerator for value in values]
+                for name, values in (("send", problem.send), ("closing", problem.closing), ("beside", problem.beside))
+            },
         },
         "sizes": {
             "unit": grain.denominator,

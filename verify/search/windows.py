@@ -73,7 +73,7 @@ def narrow(
                     if any(duration[row] > limit for row in rows):
                         raise Infeasible(0, 0, "no order is within the limit")
                     continue
-                for row, tail in enumerate(own_tails(model, rows, found)):
+                for row, tail in enumerate(own_tails(model, rows, found, closing=True)):
                     if tail >= 0:
                         latest[row] = min(latest[row], begin + limit - tail - duration[row])
         earliest = found.head
