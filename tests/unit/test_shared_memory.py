@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,37 +111,77 @@ def test_what_has_not_been_taken_is_not_written_over(links: tuple[Link, Link]) -
     assert [int(take(there, torch.tensor(0), tag)) for tag in (0, 2)] == [0, 2]
 
 
-def test_messages_one_way_use_the_same_memory_again(links: tuple[Link, Link]) -> None:
-    """Though the sender never waits, it looks at what has been taken before it makes more."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One for each memory that has been made."""
+    make, names = os.memfd_create, list[str]()
+
+    def note(name: str) -> int:
+        names.append(name)
+        return make(name)
+
+    monkeypatch.setattr(os, "memfd_create", note)
+    return names
+
+
+@pytest.mark.parametrize("size", [15, 16, 17])
+def test_messages_one_way_use_the_same_memory_again(size: int, links: tuple[Link, Link], made: list[str]) -> None:
+    """Though the sender never waits, it looks at what has been taken before it makes more. A slot may be full."""
     here, there = links
-    x = torch.ones(10)
+    x = torch.ones(size)
     for tag in range(4):
         here.send([x], tag)
         take(there, x, tag)
-    memory = here.memory
+    memories = len(made)
     for tag in range(4, 100):
         here.send([x], tag)
         take(there, x, tag)
-    assert here.memory == memory
+    assert len(made) == memories
+
+
+def test_all_that_has_been_said_is_heard_before_more_memory_is_made(links: tuple[Link, Link], made: list[str]) -> None:
+    """The last that was said comes after other memory, which the system hands over one at a time."""
+    here, there = links
+    x = torch.ones(16)
+    for tag in range(2):
+        here.send([x], tag)
+    there.send([x], 0)
+    for tag in range(2):
+        take(there, x, tag)
+    there.send([torch.ones(32)], 1)
+    memories = len(made)
+    here.send([x], 2)
+    assert len(made) == memories
+    assert torch.equal(take(here, torch.ones(32), 1), torch.ones(32))
+
+
+def test_who_is_far_ahead_takes_more_memory_at_a_time(links: tuple[Link, Link], made: list[str]) -> None:
+    """With 2, 4, 6, ... slots, of which each is used before more is made."""
+    here, there = links
+    sent = [torch.full((16,), k) for k in range(2 + 4 + 6 + 8 + 10)]
+    for tag, x in enumerate(sent):
+        here.send([x], tag)
+    assert len(made) == 5
+    assert all(torch.equal(take(there, x, tag), x) for tag, x in enumerate(sent))
 
 
 def test_memory_is_taken_from_the_system_before_it_is_used(
     links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is no longer used is given back."""
-    make, made = os.memfd_create, list[int]()
+    make, kept = os.memfd_create, list[int]()
 
-    def note(name: str) -> int:
-        made.append(os.dup(descriptor := make(name)))
+    def keep(name: str) -> int:
+        kept.append(os.dup(descriptor := make(name)))
         return descriptor
 
     here, there = links
     before = descriptors_of("memfd:pipedsl")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "memfd_create", note)
+        patch.setattr(os, "memfd_create", keep)
         here.send([torch.ones(10_000)], 0)
-    found = os.fstat(made[0])
-    os.close(made[0])
+    found = os.fstat(kept[0])
+    os.close(kept[0])
     assert found.st_size == here.memory == 80_000
     assert found.st_blocks * 512 >= found.st_size
     take(there, torch.ones(10_000), 0)
@@ -374,6 +415,25 @@ def test_memory_that_the_system_refuses_is_an_error(links: tuple[Link, Link], mo
         NoMemory, match="no 128 bytes of shared memory could be made: Operation not permitted; " + WAY_OUT
     ):
         links[0].send([torch.tensor(1)], 0)
+
+
+def test_too_many_open_files_on_their_way_to_others_are_named(
+    links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system counts them with those that are open."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    here, there = links
+    before = descriptors_of("memfd:pipedsl")
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", refuse)
+        with pytest.raises(NoMemory, match=r"no 128 bytes .*: Too many references.* \(`ulimit -n`\); " + WAY_OUT):
+            here.send([torch.tensor(1)], 0)
+    assert descriptors_of("memfd:pipedsl") == before
+    here.send([torch.tensor(1)], 0)
+    assert int(take(there, torch.tensor(0), 0)) == 1
 
 
 FORKING = """
