@@ -44,6 +44,7 @@ RUNTIME_MODULES = (
     "options",
     "turns",
     "elsewhere",
+    "parting",
     "rendezvous",
     "watch",
     "timeline",

@@ -29,7 +29,7 @@ from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.timeline import Timeline, gather_timeline
 from pipedsl.runtime.tree import split
-from pipedsl.runtime.watch import Watch, close_with
+from pipedsl.runtime.watch import Watch, close_with, fate_of
 from pipedsl.runtime.wire import Wire, text_of
 
 CountFunction = Callable[[Any], float | torch.Tensor]
@@ -89,8 +89,9 @@ class Executor:
             self._name = instance_name(wire)
             self._watch = Watch(plan, wire, self._name, options.timeout, options.folder)
         except (dist.DistError, StoreSilent) as error:  # the others may have waited, and ended, long ago
-            gone = f"{wire.store_host}, which holds the ranks' store, does not answer: {text_of(error)}"
-            raise CannotStart(plan, gone) from error
+            raise CannotStart(
+                plan, f"{wire.store_host}, which holds the ranks' store, {fate_of(error)}: {text_of(error)}"
+            ) from error
         close_with(self, self._watch)
         with self._watch.alone("making the pipeline", awaited=True):
             if options.error is not None:

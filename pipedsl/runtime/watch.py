@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from pipedsl.runtime.elsewhere import Elsewhere
 from pipedsl.runtime.last_words import LastWords
+from pipedsl.runtime.parting import Parting
 from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
@@ -31,6 +32,7 @@ _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
 _GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
 _GRACE = 5.0  # seconds that a rank has to come out of what blocks it
+_ENDED = "has ended (the connection to it is closed)"
 
 
 class Watch:
@@ -59,6 +61,8 @@ class Watch:
         self._said = ""  # in one line, before there is a message
         self._known: Report | None = None  # the failure, before there is a decision
         self._answers: dict[int, Report] = {}
+        self._fate = ""  # of the store, in words, once it has not answered
+        self._parting = Parting(wire)
         self._last_words = LastWords(self._compose_last_words, self._leave_state)
         self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
         self._thread.start()
@@ -112,6 +116,7 @@ class Watch:
             elif known is not None:  # whoever comes to wait for this rank will know
                 with contextlib.suppress(Exception):
                     self._own_store.set(f"alone/{self._wire.rank}", self._head(known))
+                    self._parting.tell(self._own_store, self._head(known))
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
@@ -176,6 +181,7 @@ class Watch:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
                 self._elsewhere.look(self._job_store)
+                self._parting.hear(self._store)
                 failure = self._compare_turns() or self._find_ended()
             if failure is not None:
                 self._bring_back(failure)
@@ -249,11 +255,13 @@ class Watch:
         first = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(first)
         if failure is None and lost:
-            with contextlib.suppress(Exception):
+            try:
                 store.compare_set("known", "", json.dumps(first))
+            except Exception as unknown:
+                self._fate = fate_of(unknown)
             # The connection closed: the rank that closed it says why, unless it is dead.
             deadline = time.monotonic() + _GATHER
-            while failure is None and time.monotonic() < deadline:
+            while failure is None and not self._fate and time.monotonic() < deadline:
                 failure = self._look(store)
                 time.sleep(_WATCH_POLL / 10)
             if failure is not None and failure["why"] == "store":
@@ -310,8 +318,8 @@ class Watch:
                 return None
             failure: Report = json.loads(store.get(key))
         except Exception as error:  # whatever the store's client raises when its server is gone
-            fate = "does not answer" if isinstance(error, StoreSilent) else "is gone"
-            return {**self._own_failure("store", fate), "alone": True}
+            self._fate = fate_of(error)
+            return {**self._own_failure("store", self._fate), "alone": True}
         return failure
 
     def _own_failure(self, why: str, text: str) -> Report:
@@ -329,8 +337,11 @@ class Watch:
         if peer is not None:
             own["peer"] = peer
         try:
+            if self._fate == _ENDED:  # torch would say so at length, each time that it is asked
+                return {**own, "alone": True}
             winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
-        except Exception:
+        except Exception as error:
+            self._fate = fate_of(error)
             return {**own, "alone": True}
         return winner
 
@@ -346,12 +357,14 @@ class Watch:
         states: dict[int, Report] = {}
         expected = set(range(self._wire.size)) - ({failure["peer"]} if failure["why"] == "lost" else set())
         deadline = time.monotonic() + _GATHER
-        with contextlib.suppress(Exception):
+        try:
             while not expected <= states.keys() and time.monotonic() < deadline:
                 for rank in range(self._wire.size):
                     if rank not in states and store.check([f"state/{rank}"]):
                         states[rank] = json.loads(store.get(f"state/{rank}"))
                 time.sleep(_WATCH_POLL / 10)
+        except Exception as error:
+            self._fate = fate_of(error)
         return states
 
     def _leave(self, store: Store, failure: Report) -> None:
@@ -411,8 +424,10 @@ class Watch:
             lines += self._turns_apart(store, states, silent)
         if "alone" in failure and failure["why"] != "store":
             lines.append(
-                f"  the others could not be asked: {self._wire.store_host}, which holds their store, is silent"
+                f"  the others could not be asked: {self._wire.store_host}, which holds their store, {self._fate}"
             )
+        if self._fate and self._parting.text:
+            lines.append(f"  before that {self._parting.text}")
         if self._elsewhere.text:
             lines.append(f"  {self._elsewhere.text}")
         lines.append(f"  this is {self._here}")
@@ -457,6 +472,11 @@ def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:
 def close_with(owner: Any, watch: Watch) -> None:
     """End the watch's thread when `owner` is dropped, or with the process."""
     weakref.finalize(owner, watch.close)
+
+
+def fate_of(error: Exception) -> str:
+    """What has become of a store that has raised this, in words."""
+    return "does not answer" if isinstance(error, StoreSilent) else _ENDED
 
 
 def _in_short(error: BaseException) -> str:

@@ -64,6 +64,9 @@ ERRORS = {
     "interrupt:1": "rank 1 failed at F of stage 1, microbatch 1 (test.sched:7): KeyboardInterrupt",
 }
 
+HOST = "the process of global rank 0, which holds "
+ENDED = "store, has ended (the connection to it is closed)"
+
 
 @pytest.fixture(params=["through memory", "by the group"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +100,23 @@ def test_a_killed_rank_is_named(pipeline: Path, victim: int) -> None:
         if rank != victim:
             assert outcome.returncode == 0, outcome.output
             lost = re.search(f"lost its connection to rank {victim} at (wait for|isend) ", outcome.output)
-            gone = "the process of global rank 0, which holds the ranks' store, is gone"
+            gone = f"{HOST}the ranks' {ENDED}; rank {rank} stood at "
             assert lost or (victim == 0 and gone in outcome.output), outcome.output
             assert "(test.sched:" in outcome.output
+
+
+def test_what_has_failed_where_the_store_is_held_is_known_though_it_has_gone(pipeline: Path) -> None:
+    """Rank 0 ends as it cannot save; the others have gone on to the next step."""
+    first, *others = run(pipeline, "saving", 0)
+    assert first.returncode == 1
+    assert "ValueError: this rank's stages have tensors that are none of the model's" in first.output
+    for rank, outcome in enumerate(others, 1):
+        assert outcome.returncode == 0, outcome.output
+        said, waited = outcome.output, f"wait for F0@{rank} to arrive from rank {rank - 1} (test.sched:"
+        gone = f"{HOST}the ranks' {ENDED}; rank {rank} stood at {waited}" in said
+        lost = f"rank {rank} lost its connection to rank {rank - 1} at {waited}" in said
+        assert gone or lost, said
+        assert "\n  before that rank 0 failed at gathering the state to save: ValueError: this rank's stages" in said
 
 
 @pytest.mark.usefixtures("way")

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from closed import closed
 from torch import nn
 from torch.nn import functional
@@ -334,6 +335,30 @@ def test_a_store_that_is_silent_is_named_where_it_is_the_main_thread_that_asks(t
 
     (rank,) = train(compiled.SPLIT, mlp(1), None, None, functional.cross_entropy, tmp_path, p=1, m=4, body=body)
     assert ", which holds the ranks' store, does not answer; rank 0 stood at beginning a step" in str(rank.error)
+
+
+def test_a_store_that_ends_with_a_connection_is_named_with_what_was_waited_for(tmp_path: Path) -> None:
+    """As where global rank 0, which holds it, has died; and it is not asked again, as torch says so at length."""
+    asked: list[Any] = []
+
+    def ended(*arguments: Any) -> Any:
+        asked.append(arguments)
+        raise dist.DistNetworkError("failed to recv, got 0 bytes")
+
+    def body(pipe: Any, rank: int) -> None:
+        def lose(*_: Any) -> None:
+            pipe._watch.position.note("the test", 0)
+            raise pipe.step.__globals__["ConnectionLost"]("closed")
+
+        pipe._watch._own_store = Mock(check=ended, get=ended, compare_set=ended, set=ended, add=ended)
+        pipe._loop.run = lose
+        pipe.step(torch.zeros(8).long(), torch.zeros(8).long())
+
+    (rank,) = train(compiled.SPLIT, mlp(1), None, None, functional.cross_entropy, tmp_path, p=1, m=4, body=body)
+    said = str(rank.error)
+    assert "rank 0 lost its connection to rank 0 at the test: ConnectionLost: closed\n" in said
+    assert "  the others could not be asked: the test, which holds their store, has ended (the connection to" in said
+    assert len(asked) == 1
 
 
 def test_what_a_module_has_lost_is_no_fault_of_its_rank(tmp_path: Path) -> None:

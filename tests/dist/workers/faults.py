@@ -113,6 +113,9 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
             if hit and fault in LEAVING_A_CHILD and step == 0:
                 leave_a_child()
             pipe.step(torch.randint(11, (rows,)), torch.randint(5, (rows,)))
+            if fault == "saving" and hit:
+                compiled._STAY_FOR_OTHERS = PATIENT  # as long as the others need to be in the next step
+                pipe.state_dict(nn.Identity())  # which its stage is no part of
             if fault == "leave at the timeline":
                 if hit:
                     sys.exit()
@@ -123,7 +126,7 @@ def attempt(path: str, fault: str, victim: int, rank: int) -> str:
                 if hit:  # when nobody is in a step any more
                     store.wait([f"stepped/{each}" for each in range(dist.get_world_size())])
                     os.kill(os.getpid(), signal.SIGKILL)
-            if fault not in SUMS:
+            if fault not in (*SUMS, "saving"):
                 pipe.clip_grad_norm_("much" if hit and fault == "clipping" else 1.0)
     except compiled.PipelineError as error:
         if pipe is not None:  # once broken, it stays so
