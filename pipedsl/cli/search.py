@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from math import isfinite
@@ -32,6 +31,7 @@ from pipedsl.cli.common import (
     write,
 )
 from pipedsl.cli.output import keep
+from pipedsl.cli.progress import Progress
 from pipedsl.cli.status import FAILED, INTERRUPTED, OK, REJECTED, UNKNOWN
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.every_m import EveryM, every_m, never
@@ -39,7 +39,6 @@ from pipedsl.files import check_writable, write_atomically
 from pipedsl.found_text import exact
 from pipedsl.library import UsageError
 from pipedsl.render.search import (
-    progress_text,
     refusal_document,
     search_document,
     search_lines,
@@ -49,7 +48,7 @@ from pipedsl.render.search import (
 from pipedsl.render.style import Colour
 from pipedsl.search_answer import SearchResult
 from pipedsl.search_cache import user_folder
-from pipedsl.search_runs import News, effort_of
+from pipedsl.search_runs import effort_of
 from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
 from verify.search.engines import NAMES
@@ -171,7 +170,7 @@ def command(
             check_suffix(output)
             check_drawable()
     _check_outputs(output, certificate)
-    news = _Progress()
+    news = Progress()
     points: list[SweepPoint] = []
     try:
         schedule = load(file, limits)
@@ -311,25 +310,3 @@ def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form:
     if any(point.result is not None for point in points):
         finish(OK)
     finish(REJECTED if all(point.refusal is not None for point in points) else UNKNOWN)
-
-
-class _Progress:
-    """One line on standard error that says how the search stands; nothing where that is no terminal."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-
-    def listener(self) -> Callable[[News], None] | None:
-        return self._show if sys.stderr is not None and sys.stderr.isatty() else None
-
-    def _show(self, news: News) -> None:
-        text = progress_text(news)
-        sys.stderr.write("\r" + text.ljust(self._shown))
-        sys.stderr.flush()
-        self._shown = len(text)
-
-    def clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r" + " " * self._shown + "\r")
-            sys.stderr.flush()
-            self._shown = 0

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-def progress_text(news: News) -> str:
-    """One short line. It stands until there is other news, so the time is that when it came."""
+def progress_text(news: News, elapsed: float) -> str:
+    """One short line: the last news, and for how many seconds the command has run."""
     where = f"{news.label}: " if news.label else ""
-    when = f"after {news.elapsed:.0f} s"
+    when = f"{elapsed:.0f} s"
     if news.said:
         return f"{where}{news.said}, {when}"
     if news.value is None or news.gap is None:

@@ -152,7 +152,7 @@ def test_how_it_stands_is_told() -> None:
     found = told(progress=news.append)
     assert found.sure
     assert len(news) > 3
-    assert progress_text(news[-1]).startswith("no order keeps to the caps, one does with ")
+    assert progress_text(news[-1], 0).startswith("no order keeps to the caps, one does with ")
 
 
 def test_a_timeout_ends_what_is_asked_of_a_sweep_too(monkeypatch: pytest.MonkeyPatch) -> None:
