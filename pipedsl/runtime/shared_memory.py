@@ -196,7 +196,6 @@ class Link:
                 socket.send_fds(self._connection, [notice], [descriptor])
             finally:
                 os.close(descriptor)
-        self._told = self._taken
         self._memory, self._first = memory, self._sent
         return memory
 
