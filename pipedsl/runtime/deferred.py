@@ -231,12 +231,12 @@ def _forward_by(uses: dict[torch.nn.Module, _Forward]) -> Callable[[torch.nn.Mod
 class _Forward:
     """How a module runs. What it is made of is looked at in every call: stages change it."""
 
-    __slots__ = ("_bias", "_deferral", "_module", "_plain", "_trains_bias", "_type", "_use", "_weight")
+    __slots__ = ("_bias", "_deferral", "_module", "_trains_bias", "_type", "_use", "_weight")
 
     def __init__(self, deferral: Deferral, module: Any, rule: Rule) -> None:
         weight, bias = module._parameters["weight"], module._parameters.get("bias")
         in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
-        self._deferral, self._module, self._plain = deferral, module, module.forward
+        self._deferral, self._module = deferral, module
         self._type, self._weight, self._bias = type(module), weight, bias
         self._trains_bias = bias is not None and bias.requires_grad
         settings = rule.settings(module)
@@ -263,6 +263,9 @@ class _Forward:
         return (
             self._deferral.apply(use, input) if input.dtype == dtype else self._plain(input)
         )  # which says what is wrong
+
+    def _plain(self, input: torch.Tensor) -> Any:
+        return type(self._module).forward(self._module, input)  # of the class that it has by now
 
     def _is_as_before(self) -> bool:
         """Whether the module still has what it had when the step began."""

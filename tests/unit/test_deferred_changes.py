@@ -175,6 +175,21 @@ def of_class(kind: type[nn.Linear]) -> Callable[[nn.Linear], None]:
     return change
 
 
+class Doubles(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def of_class_for_once(linear: nn.Linear) -> Any:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        linear.__class__ = Doubles
+        y: torch.Tensor = linear(x)
+        linear.__class__ = nn.Linear
+        return y + linear(x)
+
+    return run
+
+
 def parameter_of_class(name: str, trained: bool) -> Callable[[nn.Linear], None]:
     def change(linear: nn.Linear) -> None:
         own = getattr(linear, name).detach()
@@ -234,6 +249,8 @@ CHANGES: dict[str, Callable[[], nn.Module]] = {
     "a copy made in the forward": lambda: Changes(copied),
     "a pickled copy": lambda: Changes(pickled),
     "a forward replaced in the forward": lambda: Changes(patched),
+    "a class set in the forward": lambda: Changes(of_class(Doubles)),
+    "a class set in the forward for one use": lambda: Changes(of_class_for_once),
 }
 
 
