@@ -46,7 +46,9 @@ def program_text(
     makes the same program.
     """
     p, m = program.ranks, program.microbatches if growth is None else growth.default
-    said = [part for line in comment.splitlines() for part in wrap(line, _WIDTH - 2)]
+    # A name of a file may hold what is no character.
+    plain = comment.encode("utf-8", "backslashreplace").decode()
+    said = [part for line in plain.splitlines() for part in wrap(line, _WIDTH - 2)]
     lines = [f"# {line}".rstrip() for line in said]
     others = [f"{name} = {program.params[name]}" for name in params]
     lines += [
@@ -91,8 +93,8 @@ def _places(program: Program) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A line as several where it is long; layout is free."""
-    if len(line) <= _WIDTH or '"' in line:
+    """A line as several where it is long; layout is free, but `fmt` keeps the header on one."""
+    if len(line) <= _WIDTH or '"' in line or line.startswith("schedule "):
         return [line]
     return wrap(line, _WIDTH, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False)
 

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, Label, Source, Span
-from pipedsl.tokens import ITEM_KEYWORDS
+from pipedsl.tokens import ITEM_KEYWORDS, OTHER_KEYWORDS
 
 if TYPE_CHECKING:
     from lark import Token
 
 _KINDS = "F B I W SEND_F RECV_F SEND_B RECV_B OFFLOAD RELOAD RECOMPUTE REDUCE".split()
-_KEYWORDS = {
-    word.upper(): word
-    for word in [*ITEM_KEYWORDS.values(), *"for in if else let where when on to and or not true false".split()]
-}
+_KEYWORDS = {**ITEM_KEYWORDS, **OTHER_KEYWORDS}
 _SYMBOL = {
     "LPAR": "(",
     "RPAR": ")",

@@ -20,6 +20,7 @@ ITEM_KEYWORDS = {
     word.upper(): word
     for word in "schedule require stages place replica fn rank cost memory expect minimize subject depend".split()
 }
+OTHER_KEYWORDS = {word.upper(): word for word in "for in if else let where when on to and or not true false".split()}
 
 _CLOSER = {"LPAR": "RPAR", "LBRACE": "RBRACE", "LSQB": "RSQB"}
 _BRACKET = {"LPAR": "(", "LBRACE": "{", "LSQB": "[", "RPAR": ")", "RBRACE": "}", "RSQB": "]"}

@@ -11,7 +11,6 @@ RESHARD move no data between stages: they are checked and left out.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from pipedsl.calls import CallKind, Calls, MessageTags
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Source, Span
+from pipedsl.names import as_name
 from pipedsl.program import COMMUNICATION, COMPUTE, WORK, Costs, Ints, Kind, Memory, Program
 from pipedsl.torch_cells import MOST_FINDINGS, Cells, Sharding, read_cells, shown
 from pipedsl.torch_sharding import check_sharding
@@ -62,7 +62,7 @@ def read_csv(source: Source, limits: Limits = Limits()) -> Program:
     operations = cells.select((cells.kind >= 0) | (cells.kind == Sharding.REDUCE_GRAD))
     zero, one = (Fraction(0),) * stages, (Fraction(1),) * stages
     return Program(
-        name=re.sub(r"\W", "_", Path(source.name).stem) or "schedule",
+        name=as_name(Path(source.name).stem),
         params={"p": ranks, "m": microbatches},
         ranks=ranks,
         stages=stages,

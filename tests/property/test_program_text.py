@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from words import word_program
 
 from pipedsl.api import parse_text
+from pipedsl.diagnostics import Source
 from pipedsl.expand import expand
 from pipedsl.folding import expand_term, fold
+from pipedsl.format import format_schedule
+from pipedsl.grammar import lark_parser
 from pipedsl.program import Program
 from pipedsl.rank_classes import rank_classes
 from pipedsl.sched_text import program_text
+from pipedsl.torch_csv import read_csv
 
 
 @settings(max_examples=300, deadline=None)
@@ -68,3 +72,22 @@ def test_texts_come_back(program: Program) -> None:
     again = expand(parse_text(program_text(program)), {})
     for column in ("placement", "offsets", "kind", "stage", "microbatch"):
         assert np.array_equal(getattr(again, column), getattr(program, column)), column
+
+
+WORDS = [each.pattern.value for each in lark_parser().terminals if each.pattern.type == "str"]
+WORDS += "True False F B I W SEND_F RECV_B OFFLOAD RELOAD RECOMPUTE REDUCE KiB MiB GiB TiB 1f1b p m r s 0 _".split()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.sampled_from(WORDS), st.text(max_size=8), st.text('F1_ é\udcff\n"#{', max_size=8)))
+@example("x" * 200)
+def test_files_of_any_name_come_back(name: str) -> None:
+    """The text of a CSV is named after its file."""
+    program = read_csv(Source(f"folder/{name}.csv", "0F0,0F1,0B0,0B1\n"))
+    text = program_text(program)
+    again = parse_text(text)
+    assert again.header.name == program.name
+    assert format_schedule(again) == text
+    assert np.array_equal(expand(again, {}).kind, program.kind)
+    if name.isidentifier() and name.isascii() and name not in WORDS:
+        assert program.name == name
