@@ -88,7 +88,7 @@ def test_ranks_that_differ_in_counts_share_a_block() -> None:
 
 
 def test_a_comment_with_what_is_no_character() -> None:
-    text = program_text(word_program(one_f_one_b(2, 2)), "From \udcff.sched.\nAnd \u2028 more")
+    text = program_text(word_program(one_f_one_b(2, 2)), "From \udcff.sched.\nAnd\u2028more")
     assert text.encode().startswith(b"# From \\udcff.sched.\n# And\n# more\nschedule")
 
 
