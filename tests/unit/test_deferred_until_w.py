@@ -136,6 +136,8 @@ def test_a_module_that_the_stage_has_no_more_is_let_go() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     ours = Split(module)
     ours.forward(torch.ones(2, 4))
+    ours.backward_input(torch.ones(2, 4))
+    ours.backward_weight()
     gone = weakref.ref(module[0])
     module[0] = nn.Linear(4, 4)
     ours.chunk.begin()
