@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,8 @@ from pipedsl.library import UsageError
 
 _NAME = re.compile(r".+\.rank\d+\.json")
 _MOST = 1 << 22  # bytes of a file; ours are a hundredth of that
+_MOST_SHOWN = 500  # signs of a text in a line; ours are shorter
+_MOST_LINES = 200  # of what a rank said
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,14 @@ def summary(states: Sequence[RankState]) -> list[str]:
     lines = [f"{first.title}, step {max(state.step for state in states)}, {when}"]
     left = {state.rank: state for state in states}
     odd = {state.rank for state in states if (state.title, state.ranks) != (first.title, first.ranks)}
-    for rank in range(max(first.ranks, states[-1].rank + 1)):
-        if rank not in left:
-            lines.append(f"  rank {rank}: left no file (killed, stopped, or not in step())")
+    end_of_ranks = max(first.ranks, states[-1].rank + 1)
+    for missing, state in _gaps(states, end_of_ranks):
+        if missing:
+            which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
+            lines.append(f"  {which}: left no file (killed, stopped, or not in step())")
+        if state is None:
             continue
-        state = left[rank]
+        rank = state.rank
         waits = "" if state.waits_for is None else f", waiting for rank {state.waits_for}"
         other = f"with another file, {state.title}, " if rank in odd else ""
         where = f"{other}at {state.call}{waits}, for {_seconds(state)} s"
@@ -102,8 +108,20 @@ def summary(states: Sequence[RankState]) -> list[str]:
             lines.append(f"  the waiting leads to rank {end[0]}, at {left[end[0]].call}")
     speaker = next((state for state in states if state.culprit == state.rank), first)
     lines.append(f"rank {speaker.rank} said:")
-    lines += [f"  {text}" for text in speaker.error.splitlines()]
+    said = speaker.error.splitlines()
+    lines += [f"  {_short(text)}" for text in said[:_MOST_LINES]]
+    if len(said) > _MOST_LINES:
+        lines.append(f"  ... ({len(said) - _MOST_LINES} more lines)")
     return lines
+
+
+def _gaps(states: Sequence[RankState], end: int) -> Iterator[tuple[range, RankState | None]]:
+    """Each state, by rank, after the ranks before it that left none; at last those up to `end`, with None."""
+    following = 0
+    for state in states:
+        yield range(following, state.rank), state
+        following = state.rank + 1
+    yield range(following, end), None
 
 
 def _seconds(state: RankState) -> str:
@@ -112,7 +130,10 @@ def _seconds(state: RankState) -> str:
 
 def _read(path: Path) -> RankState:
     """ValueError where it is not a state file."""
-    with path.open("rb") as stream:
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a pipe is to wait for who writes to it
+        raise ValueError("a pipe or a device")
+    with path.open("rb") as stream:  # raises for a folder
         data = stream.read(_MOST + 1)
     if len(data) > _MOST:
         raise ValueError("too large")
@@ -128,17 +149,17 @@ def _read(path: Path) -> RankState:
     ranks = _whole(document, "ranks")
     state = RankState(
         run=_text(document, "run"),
-        title=f"{_text(document, 'schedule')}({inner})",
+        title=_short(f"{_text(document, 'schedule')}({inner})"),
         ranks=ranks,
         rank=_whole(document, "rank"),
         step=_whole(document, "step"),
         time=_moment(document, "time"),
-        call=_text(at, "call"),
+        call=_short(_text(at, "call")),
         since=_moment(at, "since"),
         waits_for=None if at.get("waits_for") is None else _whole(at, "waits_for"),
         culprit=_whole(failure, "rank") if isinstance(failure, dict) else None,
         error=_text(document, "error"),
-        host=_text(document, "host"),
+        host=_short(_text(document, "host")),
         pid=_whole(document, "pid"),
     )
     if not 0 < ranks <= 1 << 20:
@@ -155,9 +176,13 @@ def _text(document: Mapping[str, Any], name: str) -> str:
     return value
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + " ..."
+
+
 def _whole(document: Mapping[str, Any], name: str) -> int:
     value = document.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError(f"{name} must be a whole number")
     return value
 

@@ -297,6 +297,35 @@ def test_what_is_no_state_file_is_said(text: str, tmp_path: Path) -> None:
     assert err.count("\n") == 1
 
 
+def test_pipes_and_devices_are_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1)
+    os.mkfifo(tmp_path / "b.rank1.json")
+    (tmp_path / "b.rank2.json").symlink_to("/dev/zero")
+    (tmp_path / "b.rank3.json").symlink_to("nowhere")
+    command = [sys.executable, "-m", "pipedsl", "post-mortem", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "call 0" in result.stdout
+    assert result.stderr.splitlines() == [
+        "b.rank1.json: not a state file: a pipe or a device",
+        "b.rank2.json: not a state file: a pipe or a device",
+        f"b.rank3.json: not a state file: {os.strerror(2)}",
+    ]
+
+
+def test_a_forged_file_is_told_in_a_few_lines(tmp_path: Path) -> None:
+    many = "x" * 100_000
+    write(tmp_path, 5, None, ranks=1 << 20, schedule=many, host=many, params={many: many}, error=f"{many}\n" * 30)
+    write(tmp_path, 7, 5, ranks=1 << 20, schedule=many, params={many: many}, error="\n" * 1_000_000)
+    (tmp_path / "b.rank1.json").write_text(json.dumps({**GOOD, "pid": 10**4000}))
+    code, out, err = told(tmp_path)
+    assert code == 0
+    assert "  ranks 0 to 4: left no file (killed, stopped, or not in step())\n  rank 5 (" in out
+    assert "  rank 6: left no file (killed, stopped, or not in step())\n  rank 7 (" in out
+    assert "\n  ranks 8 to 1048575: left no file" in out
+    assert len(out) < 30_000
+    assert err == "b.rank1.json: not a state file: pid must be a whole number\n"
+
+
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path, 0, 1)
     (tmp_path / "b.rank0.json").write_text(json.dumps(GOOD))
