@@ -236,7 +236,7 @@ class Link:
             self._taken_early.add(message.number)
         else:
             self._taken += 1
-            while self._taken_early and self._taken in self._taken_early:
+            while self._taken in self._taken_early:
                 self._taken_early.remove(self._taken)
                 self._taken += 1
         return message.memory is not None
