@@ -18,7 +18,7 @@ from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
 from verify.memory import size_text
 from verify.search.engines import suited
 from verify.search.judge import peak, program_of
-from verify.search.levels import Levels, Listed, levels_of, listed
+from verify.search.levels import Holdings, Levels, holdings, levels_of
 from verify.search.model import model_of
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, Solution, solve
@@ -111,8 +111,9 @@ def smallest(task: Task, effort: Effort) -> Smallest:
     started = monotonic()
     constant = constant_part(task.program)
     parts = [None if cap is None else fixed - cap for cap, fixed in zip(task.caps, constant, strict=True)]
-    few, unit = listed(task.problem, parts), task.problem.size_unit
-    levels: Levels | Listed = few or levels_of((part for part in parts if part is not None), unit)
+    unit = task.problem.size_unit
+    held = holdings(task.problem, parts)
+    levels: Levels | Holdings = held or levels_of((part for part in parts if part is not None), unit)
     ask = _Asked(task, effort)
 
     def over(solution: Solution) -> Fraction:

@@ -6,18 +6,23 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 from problems import EQUAL, random_problem, vee
 
+from pipedsl import smallest_cap
 from pipedsl.api import parse_text
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.program import Kind
+from pipedsl.search_problem import tasks
+from pipedsl.search_runs import effort_of
 from pipedsl.searching import search
 from pipedsl.syntax import Schedule
 from verify import Verdict
-from verify.search.levels import Listed, levels_of, listed
+from verify.search.levels import MOST_LISTED, holdings, levels_of
 from verify.search.problem import Operation
+from verify.search.solve import solve
 
 
 def test_levels_are_those_that_counting_finds() -> None:
@@ -39,8 +44,8 @@ def test_levels_are_those_that_counting_finds() -> None:
 def test_whatever_a_rank_holds_is_listed(seed: int) -> None:
     problem = random_problem(seed)
     fixed = [Fraction(rank, 3) for rank in range(problem.ranks)]
-    every = listed(problem, fixed)
-    assert every is not None
+    halves = holdings(problem, fixed)
+    assert halves is not None
     draw = random.Random(seed)
     for rank, strands in enumerate(problem.strands):
         rest = [list(strand) for strand in strands if strand]
@@ -58,15 +63,89 @@ def test_whatever_a_rank_holds_is_listed(seed: int) -> None:
             )
             late = sum(problem.held_by_w[s] for kind, s, i in begun if kind == Kind.I and (Kind.W, s, i) not in begun)
             value = fixed[rank] + (whole + late) * problem.size_unit
-            assert every.between(value - Fraction(1, 10**9), value + Fraction(1, 10**9)) == value
+            near = value - Fraction(1, 10**9), value + Fraction(1, 10**9)
+            assert halves.between(*near) == value
 
 
 def test_too_many_are_not_listed() -> None:
-    problem = vee(2, 30, EQUAL, 4)
-    assert listed(problem, [Fraction(0)] * 2) is not None  # sizes that are all the same
-    many = replace(problem, activation=(10**9, 10**9 + 7, 10**9 + 13, 10**9 + 101), held_by_w=(10**6, 11, 5, 3))
-    assert listed(many, [Fraction(0)] * 2) is None
-    assert listed(many, [None, None]) == Listed(())
+    """Of eight sizes of their own, from one microbatch on to too many."""
+    many = vee(2, 30, EQUAL, 4)
+    assert holdings(many, [Fraction(0)] * 2) is not None  # sizes that are all the same
+    many = replace(many, activation=(10**9, 10**9 + 7, 10**9 + 13, 10**9 + 101), held_by_w=(10**6, 11, 5, 3))
+    found = holdings(many, [Fraction(0)] * 2)
+    assert found is not None
+    assert max(len(each) for _, *lists in found.ranks for each in lists) <= MOST_LISTED
+    assert holdings(replace(many, microbatches=MOST_LISTED), [Fraction(0)] * 2) is None
+    assert holdings(replace(many, activation=(1 << 70,) * 4), [Fraction(0)] * 2) is None, "too large for the lists"
+    assert holdings(many, [None, None]) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sums_of_two_lists_are_those_that_counting_finds(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = draw.sample(range(1, 60), 8)  # each another one, so that each counts for itself
+    activation, held_by_w = tuple(sizes[:4]), tuple(sizes[4:])
+    problem = replace(vee(2, draw.randint(1, 4), EQUAL, 4), activation=activation, held_by_w=held_by_w)
+    fixed = [Fraction(draw.randint(-40, 10), 3), draw.choice((None, Fraction(draw.randint(-40, 10), 4)))]
+    halves = holdings(problem, fixed)
+    assert halves is not None
+    counts = range(problem.microbatches + 1)
+    every = sorted(
+        {
+            part + problem.size_unit * sum(n * size for n, size in zip(numbers, own, strict=True))
+            for part, stages in zip(fixed, ((0, 3), (1, 2)), strict=True)
+            if part is not None
+            for own in [[size for s in stages for size in (activation[s], held_by_w[s])]]
+            for numbers in product(counts, repeat=4)
+        }
+    )
+    for low in (Fraction(n, 2) for n in range(-60, 60, 7)):
+        for more in (Fraction(1, 3), Fraction(2), Fraction(9)):
+            inside = [value for value in every if low < value < low + more]
+            between = halves.between(low, low + more)
+            if not inside:
+                assert between is None
+                continue
+            first = [value for value in inside if value <= low + more / 2]
+            assert between == (first[-1] if first else inside[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "p", "m", "most"),
+    [
+        (
+            "stages 2 * p\nplace s -> min(s, 2 * p - 1 - s)",
+            "F@0*m || F@1*m || I@0*m || I@1*m || W@0*m || W@1*m",
+            3,
+            16,
+            14,
+        ),
+        ("stages p\nplace s -> s", "(F * 3 (F I) * (m - 3) I * 3) || W * m", 2, 256, 10),
+    ],
+)
+def test_few_questions_find_the_smallest_of_very_many_sizes(
+    place: str, word: str, p: int, m: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes of a hundred million that differ by a little, so that there are more than can be listed."""
+    sizes = "activation(s) = 123456789 + 1000003 * s  held_by_w(s) = 23456789 + 10007 * s  cap(r) = 200000000"
+    asked = parse_text(f"schedule x(p, m)\n{place}\nrank r {{ {word} }}\nmemory {{ {sizes} }}\n")
+    [task] = tasks(asked, {"p": p, "m": m})
+    effort = effort_of(20, None, 0, 1, None, None)
+    answers, questions = [], [0]
+
+    def counted(*problem: Any, **more: Any) -> Any:
+        questions[-1] += 1
+        return solve(*problem, **more)
+
+    monkeypatch.setattr(smallest_cap, "solve", counted)
+    for halves in (holdings, lambda *_: None):
+        monkeypatch.setattr(smallest_cap, "holdings", halves)
+        answers.append(smallest_cap.smallest(task, effort))
+        questions.append(0)
+    assert [each.sure for each in answers] == [True, True]
+    assert answers[0].by == answers[1].by
+    assert questions[0] <= most
+    assert questions[1] > 20, "one unit at a time it takes more"
 
 
 def held(weights: str, cap: str, m: int = 3) -> Schedule:

@@ -202,7 +202,7 @@ def test_copies_are_called_by_their_names(one: str, other: str, name: str) -> No
 
 
 def test_fewer_questions_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes, where what ranks can hold is listed, and where every byte may be it."""
+    """In bytes, where what ranks can hold is known, and where every byte may be it."""
     text = (
         "schedule x(p, m)\nstages p\nplace s -> s\nrank r { (F * 3 (F I) * (m - 3) I * 3) || W * m }\n"
         "memory { activation(s) = 1234567 + 1003 * s  held_by_w(s) = 345678 + s  cap(r) = 1 MiB + r }\n"
@@ -211,7 +211,7 @@ def test_fewer_questions_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     found = told(parse_text(text))
     few = len(asked)
     asked.clear()
-    monkeypatch.setattr(smallest_cap, "listed", lambda *_: None)
+    monkeypatch.setattr(smallest_cap, "holdings", lambda *_: None)
     other = told(parse_text(text))
     assert other.diagnostic == found.diagnostic
     assert found.sure

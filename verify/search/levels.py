@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
 
+import numpy as np
+
+from pipedsl.program import Ints
 from verify.search.problem import Problem
 
 MOST_LISTED = 50_000
+"""Sums in either of two lists."""
+
+_FAR = 1 << 60
+"""More than any size that is compared here."""
 
 
 @dataclass(frozen=True)
@@ -39,35 +45,65 @@ def levels_of(fixed: Iterable[Fraction], unit: Fraction) -> Levels:
     return Levels(tuple(sorted({part % unit for part in fixed} or {Fraction(0)})), unit)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The same where there are so few that they can be listed: `values`, in their order."""
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Those alone that a rank can hold, of which each is a sum of two: of one list and of another.
 
-    values: tuple[Fraction, ...]
+    `ranks`: the fixed part, and the two lists in whole units, in their order. Some sums may be more than can be held.
+    """
+
+    ranks: tuple[tuple[Fraction, Ints, Ints], ...]
+    unit: Fraction
 
     def between(self, low: Fraction, high: Fraction) -> Fraction | None:
-        first, past = bisect_right(self.values, low), bisect_left(self.values, high)
-        return self.values[(first + past) // 2] if first < past else None
+        """One that is larger than `low` and smaller than `high`, near the middle; None for none."""
+        middle = (low + high) / 2
+        below = [value for each in self.ranks if (value := self._next(*each, middle, up=False)) is not None]
+        above = [value for each in self.ranks if (value := self._next(*each, low, up=True)) is not None]
+        found = max((value for value in below if value > low), default=min(above, default=high))
+        return found if found < high else None
+
+    def _next(self, part: Fraction, one: Ints, other: Ints, value: Fraction, *, up: bool) -> Fraction | None:
+        """Of one rank the smallest that is larger than a value, or the largest that is no larger; None for none."""
+        most = min(max(floor((value - part) / self.unit), -1), _FAR)
+        at = np.searchsorted(other, most - one, "right") - (not up)
+        there = (at >= 0) & (at < len(other))
+        if not there.any():
+            return None
+        sums = one[there] + other[at[there]]
+        return part + int(sums.min() if up else sums.max()) * self.unit
 
 
-def listed(problem: Problem, fixed: Sequence[Fraction | None]) -> Listed | None:
-    """What any rank can hold, and a fixed part of each (None: of that one nothing); None where that is too much.
+def holdings(problem: Problem, fixed: Sequence[Fraction | None]) -> Holdings | None:
+    """What any rank can hold, and a fixed part of each (None: of that one nothing); None where half of it is too much.
 
-    Of each stage there are so many whole activations and so many that wait for W, together no more than microbatches.
+    Of each stage there are up to so many whole activations, and so many that wait for W, as microbatches.
     """
-    found: set[Fraction] = set()
-    for part, chains in zip(fixed, problem.chains, strict=True):
+    found = []
+    for part, alike in dict.fromkeys(
+        zip(fixed, (tuple(sorted(each.items())) for each in _alike(problem)), strict=True)
+    ):
         if part is None:
             continue
-        sums = {0}
-        for stage in (stage for stages in chains for stage in stages):
-            whole, held = problem.activation[stage], problem.held_by_w[stage]
-            some = range(problem.microbatches + 1)
-            if len(sums) * len(some) ** 2 > 2 * MOST_LISTED:
+        halves: list[list[int]] = [[0], [0]]
+        for size, count in ((size, count) for sizes, count in alike for size in set(sizes) if size):
+            halves.sort(key=len)
+            if len(halves[0]) * (count + 1) > MOST_LISTED:
                 return None
-            own = {a * whole + w * held for a in some for w in some[: problem.microbatches - a + 1]}
-            sums = {x + y for x in sums for y in own}
-        found |= {part + each * problem.size_unit for each in sums}
-        if len(found) > MOST_LISTED:
+            halves[0] = sorted({x + n * size for x in halves[0] for n in range(count + 1)})
+        if halves[0][-1] + halves[1][-1] >= _FAR:
             return None
-    return Listed(tuple(sorted(found)))
+        found.append((part, np.array(halves[0], np.int64), np.array(halves[1], np.int64)))
+    return Holdings(tuple(found), problem.size_unit) if found else None
+
+
+def _alike(problem: Problem) -> list[dict[tuple[int, int], int]]:
+    """Per rank the sizes of its stages, whole and what W holds; and how many microbatches there are with each."""
+    found = []
+    for chains in problem.chains:
+        sizes: dict[tuple[int, int], int] = {}
+        for stage in (stage for stages in chains for stage in stages):
+            size = problem.activation[stage], problem.held_by_w[stage]
+            sizes[size] = sizes.get(size, 0) + problem.microbatches
+        found.append(sizes)
+    return found
