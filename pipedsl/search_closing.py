@@ -119,16 +119,26 @@ def _neighbours_before(each: OpenProgram, reductions: Reductions) -> dict[int, l
     kinds, places = program.kind.tolist(), flat_stages(program).tolist()
     microbatches = program.microbatch.tolist()
     rows = {(places[row], microbatches[row]): row for row, kind in enumerate(kinds) if kind in (Kind.B, Kind.I)}
-    ranks = program.placement.ravel().tolist()
+    next_of = _next_on_rank(program)
     for (place, i), row in rows.items():
-        later = range(place + 1, (place // program.stages + 1) * program.stages)
-        source = next((rows[other, i] for other in later if ranks[other] == ranks[place] and (other, i) in rows), None)
-        if source is not None:
-            before.setdefault(row, []).append(source)
+        if place in next_of:
+            before.setdefault(row, []).append(rows[next_of[place], i])
     for row, kind in enumerate(kinds):
         if kind == Kind.W:
             before.setdefault(row, []).append(rows[places[row], microbatches[row]])
     return before
+
+
+def _next_on_rank(program: Program) -> dict[int, int]:
+    """Of every place the next one of its replica on the same rank; of those alone that have one."""
+    found: dict[int, int] = {}
+    last: dict[tuple[int, int], int] = {}
+    for place, rank in enumerate(program.placement.ravel().tolist()):
+        replica = place // program.stages
+        if (replica, rank) in last:
+            found[last[replica, rank]] = place
+        last[replica, rank] = place
+    return found
 
 
 def _sums(

@@ -114,7 +114,7 @@ class Problem:
         caps = list(cap) if isinstance(cap, Sequence) else [cap] * self.ranks
         return replace(self, cap=tuple(None if c is None else floor(Fraction(c) / self.size_unit) for c in caps))
 
-    @property
+    @cached_property
     def longest_close(self) -> int:
         """No rank ends later than this after the last operation of all."""
         return max(*self.closing, *self.beside, 0)
