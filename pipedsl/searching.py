@@ -28,7 +28,8 @@ from pipedsl.search_answer import (
     may_lack_room,
 )
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import ROOM, Effort, News, Outcome, better_bound, effort_of
+from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, effort_of
+from pipedsl.search_turns import take_turns
 from pipedsl.smallest_cap import refusal
 from pipedsl.syntax import Schedule
 from verify.search.engines import Engine
@@ -69,11 +70,13 @@ def search(
     found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
     possible = [task for task in found if not is_too_small(task)]
     effort = replace(effort_of(budget, timeout, seed, jobs, cache, progress, engine), until=until)
-    seeds = range(seed, seed + max(1, jobs // max(1, len(possible))))
-    share = effort.part(1 / max(1, ceil(len(possible) * len(seeds) / jobs)))
-    first = share.sooner(1 - ROOM) if any(map(may_go_on, possible)) else share
-    outcomes = first.run([job_of(t, first.budget, each, t.placement or "") for t in possible for each in seeds])
-    of_task = [_together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
+    share = effort.part(1 / max(1, ceil(len(possible) / jobs)))
+    first = effort.sooner(1 - ROOM) if any(map(may_go_on, possible)) else effort
+
+    def make(k: int, part: Effort, each: int) -> Job:
+        return job_of(possible[k], part.budget, each, possible[k].placement or "")
+
+    of_task = take_turns(make, len(possible), first)
     if all(each.refused for each in of_task):
         raise refusal(schedule, found, effort).error
     return best_of(schedule, list(zip(possible, of_task, strict=True)), share, transports, profile)
@@ -144,20 +147,6 @@ def _lost_on_the_way(task: Task, outcome: Outcome, solution: Solution, effort: E
     told = f"{task.problem.objective.value} {exact(solution.value)} was found"
     again = "" if effort.cache is None or outcome.interrupted else "; the same command finds it again at once"
     return f"interrupted while the answer was verified: {told}, and is lost{again}"
-
-
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
-    """What searches with several seeds found of one problem: the best order, and the best bound."""
-    solutions = [(each.solution, each) for each in outcomes if each.solution is not None]
-    lost = next((each.lost for each in outcomes if each.lost), "")
-    if not solutions:
-        return next((each for each in outcomes if each.refused), replace(outcomes[0], lost=lost))
-    solution, best = min(solutions, key=lambda each: (each[0].value, not each[1].least))
-    for other, _ in solutions:
-        solution = better_bound(solution, other)
-    work = sum(other.work for other, _ in solutions)
-    interrupted = any(each.interrupted for each in outcomes)
-    return replace(best, solution=replace(solution, work=work), interrupted=interrupted, lost=lost)
 
 
 __all__ = ["NothingFound", "SearchResult", "best_of", "search"]
