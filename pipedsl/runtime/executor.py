@@ -133,7 +133,7 @@ class Executor:
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
             stage: make_chunk(
-                module, plan.microbatches_each, split_backwards(calls, stage), self._reductions.has(stage, module)
+                module, plan.microbatches_each, split_backwards(calls, stage), self._reductions.has(stage)
             )
             for stage, module in modules.items()
         }

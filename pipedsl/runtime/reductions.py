@@ -1,7 +1,7 @@
 """Where a step's gradients are summed: each stage's at its REDUCE, if the schedule has one, all others at the end.
 
 A parameter, or a replicated module, that several stages share is complete only with the last of them, so it waits for
-the end, as do those that are tied across ranks; a sharded one for the last backward of each of these stages.
+the end, as do those that are tied across ranks; to a sharded one each of these stages adds what is there by then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.copies import Copies
-from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replicated_parts, sharded_parts
+from pipedsl.runtime.data_parallel import ShardedChunk, reduce_gradients, replicated_parts
 from pipedsl.runtime.plan import Plan, PlannedCall
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.watch import Watch
@@ -40,16 +40,16 @@ class Reductions:
         self._last = {call.stage % plan.stages: call for call in calls if call.kind == "REDUCE"}
         stages_of: dict[torch.nn.Module, set[int]] = {}
         for stage, module in modules.items():
-            for part in (*replicated_parts([module]), *sharded_parts(module)):
+            for part in replicated_parts([module]):
                 stages_of.setdefault(part, set()).add(stage % plan.stages)
         self._alone = {part: next(iter(stages)) for part, stages in stages_of.items() if len(stages) == 1}
         self.parts = replicated_parts(list(modules.values()))
         self._sharded: list[ShardedChunk] = []
         self._reduced: dict[int, list[ShardedChunk]] = {}  # those that have a REDUCE
 
-    def has(self, stage: int, module: torch.nn.Module) -> bool:
+    def has(self, stage: int) -> bool:
         """Whether a stage's gradients wait for a REDUCE."""
-        return stage % self._plan.stages in self._last and all(part in self._alone for part in sharded_parts(module))
+        return stage % self._plan.stages in self._last
 
     def learn(self, chunks: Mapping[int, Chunk]) -> None:
         """What runs the stages."""
