@@ -289,7 +289,7 @@ class Link:
         with _naming("no shared memory of another rank could be taken over"):
             if not beside:  # the kernel had nowhere to put it
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            (descriptor,) = _DESCRIPTOR.unpack(beside[0][2][: _DESCRIPTOR.size])
+            (descriptor,) = _DESCRIPTOR.unpack(beside[0][2])
             try:
                 self._incoming, self._incoming_first = _Memory(descriptor, slot_bytes), self._count
             finally:

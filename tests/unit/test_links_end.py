@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,6 +67,29 @@ def test_a_wait_has_no_limit_of_its_own_and_does_not_keep_its_processor() -> Non
     there.send([torch.tensor(0)], 0)
     thread.join(LIMIT)
     assert spent[0] < 0.05
+
+
+@pytest.mark.parametrize(("spin", "looks"), [(0.0, 0), (1.0, 5)])
+def test_a_wait_looks_for_as_long_as_it_may_keep_its_processor_and_then_sleeps(
+    spin: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, _ = pair(spin=spin)
+    clock, asked = itertools.count(), list[int]()
+
+    def nothing(buffers: Any, beside: int, flags: int = 0) -> tuple[int, list[Any]]:
+        asked.append(flags)
+        if flags:
+            raise BlockingIOError
+        return 0, []
+
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 4)
+    monkeypatch.setattr(link, "_connection", Mock(recvmsg_into=nothing))
+    with pytest.raises(ConnectionResetError):
+        link.arrive(0)
+    assert asked == [socket.MSG_DONTWAIT] * looks + [0]
+    asked.clear()
+    assert not link._read(wait=False)
+    assert asked == [socket.MSG_DONTWAIT]
 
 
 def test_a_waiting_thread_can_be_called_back(links: tuple[Link, Link]) -> None:
