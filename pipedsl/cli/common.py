@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -166,10 +167,22 @@ def finish(status: int) -> NoReturn:
 
 
 def write(text: str, err: bool = False) -> None:
-    """To standard output, or standard error, as it is."""
+    """To standard output, or standard error, as it is. OSError where the former is closed: this was asked for."""
     stream = sys.stderr if err else sys.stdout
     if stream is not None:
         stream.write(text)
+    elif not err:
+        raise OSError(errno.EBADF, "standard output is closed")
+
+
+def write_output(path: str, text: str) -> None:
+    """To the file `path`, or standard output where it is `-`. Raises OSError."""
+    if path == "-":
+        write(text)
+        return
+    from pipedsl.files import write_atomically  # and tempfile, which takes its time to load
+
+    write_atomically(path, text)
 
 
 def print_lines(lines: Iterable[Line], color: Colour = "auto", err: bool = False) -> None:

@@ -15,10 +15,9 @@ from pipedsl.cli.common import (
     limit_options,
     profile_option,
     transport_option,
-    write,
+    write_output,
 )
 from pipedsl.diagnostics import Limits
-from pipedsl.files import write_atomically
 from pipedsl.library import UsageError
 from pipedsl.render.style import Colour
 from verify import Verdict
@@ -57,10 +56,6 @@ def command(
         raise UsageError(NOTHING_TO_RUN_ON)
     result = check_file(file, params, transports, limits, profile)
     if result.verdict is Verdict.VERIFIED:
-        text = emit_result(result)
-        if output == "-":
-            write(text)
-        else:
-            write_atomically(output, text)
+        write_output(output, emit_result(result))
     print_result(result, file, color, err=output == "-")
     finish(exit_status(result.report))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipedsl.api import Result
+from pipedsl.cli.common import write_output
 from pipedsl.files import write_atomically
 from pipedsl.library import UsageError
 from pipedsl.program import Program
@@ -27,12 +28,14 @@ def write_certificate(result: Result, path: str) -> str:
         document = certificate(result.program, result.calls, result.report)
     except ValueError as error:
         raise UsageError(f"no certificate: {error}") from None
-    write_atomically(path, json.dumps(document, separators=(",", ":")) + "\n")
-    return f"certificate written to {path}"
+    write_output(path, json.dumps(document, separators=(",", ":")) + "\n")
+    return f"certificate written to {_place(path)}"
 
 
 def evidence_paths(path: str) -> list[str]:
     """The files that `write_search_evidence` may write: for the answer, the bound, and a solver twice."""
+    if path == "-":
+        raise UsageError("the certificate of a search is several files, beside one another: --certificate wants a path")
     stem = path.removesuffix(".json")
     return [path, f"{stem}.bound.json", f"{stem}.smt2", f"{stem}.narrowed.smt2"]
 
@@ -86,8 +89,8 @@ def _mended_program(result: Result, program: Program, file: str, output: str | N
     comment = f"{program.name} with its messages in an order that is safe on every transport, written by pipedsl."
     text, dropped = text_with_claims(result.schedule, mended.program, comment)
     path = output or _beside(file, ".sched")
-    write_atomically(path, text)
-    said = f"mended, for p = {program.ranks} and m = {program.microbatches}: written to {path}"
+    write_output(path, text)
+    said = f"mended, for p = {program.ranks} and m = {program.microbatches}: written to {_place(path)}"
     return f"{said}, without what does not hold of it: {'; '.join(dropped)}" if dropped else said
 
 
@@ -99,8 +102,12 @@ def _mended_calls(result: Result, file: str, output: str | None) -> str:
     from pipedsl.calls_json import write_calls
 
     path = output or _beside(file, ".json")
-    write_atomically(path, json.dumps(write_calls(mended.calls)) + "\n")
-    return f"mended: written to {path}"
+    write_output(path, json.dumps(write_calls(mended.calls)) + "\n")
+    return f"mended: written to {_place(path)}"
+
+
+def _place(path: str) -> str:
+    return "standard output" if path == "-" else path
 
 
 def _beside(file: str, suffix: str) -> str:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn
@@ -13,8 +15,9 @@ from typing import Any, NoReturn
 import click
 
 from pipedsl import __version__, check_verifier
+from pipedsl.cli.common import finish, print_diagnostics
 from pipedsl.cli.interrupts import ignore_from_now_on, raise_again
-from pipedsl.cli.output import forget_output
+from pipedsl.cli.output import forget_output, say
 from pipedsl.cli.status import FAILED, INTERRUPTED, NO_READER, REJECTED
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.library import UsageError
@@ -45,37 +48,53 @@ class Commands(click.Group):
             hint = f" Did you mean `{close[0]}`?" if close and "Did you mean" not in error.message else ""
             raise click.UsageError(error.message + hint, ctx) from None
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _ends_told(lambda: False):  # --help and --version print here
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            result = super().invoke(ctx)
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            return result
-        except (click.ClickException, click.exceptions.Exit):
-            raise
-        except BrokenPipeError:
-            forget_output()
-            ctx.exit(NO_READER)
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-        except UsageError as error:
-            _fail(ctx, str(error))
-        except DiagnosticError as error:
-            from pipedsl.cli.common import print_diagnostics
-
-            print_diagnostics(error.diagnostics, err=True)
-            ctx.exit(FAILED if any(each.code == "PD111" for each in error.diagnostics) else REJECTED)
-        except MemoryError:
-            _fail(ctx, "out of memory; a smaller p or m, or a lower --limit-operations, needs less")
-        except OSError as error:
-            forget_output()
-            _fail(ctx, f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
-        except Exception as error:
-            if ctx.params.get("debug"):
-                raise
-            _fail(ctx, _internal(error))
+            with _ends_told(lambda: bool(ctx.params.get("debug"))):
+                result = super().invoke(ctx)
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+                return result
         finally:
             ignore_from_now_on()
+
+
+@contextmanager
+def _ends_told(debug: Callable[[], bool]) -> Iterator[None]:
+    """Turn what is raised into a message and click's Exit; an internal error is let through where it is to be seen."""
+    try:
+        yield
+    except click.exceptions.Exit:
+        raise
+    except click.ClickException as error:
+        say(error.show)
+        finish(error.exit_code)
+    except BrokenPipeError:
+        forget_output()
+        finish(NO_READER)
+    except KeyboardInterrupt:
+        finish(INTERRUPTED)
+    except UsageError as error:
+        _fail(str(error))
+    except DiagnosticError as error:
+        found = error.diagnostics
+        say(lambda: print_diagnostics(found, err=True))
+        finish(FAILED if any(each.code == "PD111" for each in found) else REJECTED)
+    except MemoryError:
+        _fail("out of memory; a smaller p or m, or a lower --limit-operations, needs less")
+    except OSError as error:
+        forget_output()
+        _fail(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
+    except Exception as error:
+        if debug():
+            raise
+        _fail(_internal(error))
 
 
 def _internal(error: Exception) -> str:
@@ -92,12 +111,12 @@ def _internal(error: Exception) -> str:
     )
 
 
-def _fail(ctx: click.Context, message: str) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     from pipedsl.render.style import visible
 
-    for number, text in enumerate(message.split("\n")):
-        click.echo(f"{'' if number else 'error: '}{visible(text)}", err=True)
-    ctx.exit(FAILED)
+    lines = "\n".join(map(visible, message.split("\n")))
+    say(lambda: click.echo(f"error: {lines}", err=True))
+    finish(FAILED)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""Standard output that cannot be written to: nobody reads it, or its disk is full."""
+"""Standard output and error that cannot be written to: nobody reads them, or the disk is full."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 
 def forget_output() -> None:
     """Let the flush at the end of the process go nowhere, silently."""
+    _forget(sys.stdout)
+
+
+def _forget(stream: TextIO) -> None:
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def say(message: Callable[[], None]) -> None:
+    """Have `message` print to standard error. Where that cannot be, there is nowhere to say so: the status has to."""
+    try:
+        message()
+    except OSError:
+        _forget(sys.stderr)
 
 
 def keep(say: Callable[[bool], None]) -> bool:

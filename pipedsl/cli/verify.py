@@ -23,6 +23,7 @@ from pipedsl.cli.common import (
     write,
 )
 from pipedsl.diagnostics import Diagnostic, Limits
+from pipedsl.library import UsageError
 from pipedsl.render.document import report_document
 from pipedsl.render.style import Colour, line
 from verify.buffers import BATCH_LIMIT
@@ -63,9 +64,18 @@ def _quantifier(ctx: click.Context, option: click.Parameter, text: str | None) -
     show_default=True,
     help="Operations that one batch may have, in a file of calls.",
 )
-@click.option("--certificate", metavar="PATH", help="Write evidence that verify/checker.py accepts without pipedsl.")
+@click.option(
+    "--certificate",
+    metavar="PATH",
+    help="Write evidence that verify/checker.py accepts without pipedsl; to standard output where PATH is `-`.",
+)
 @click.option("--fix", is_flag=True, help="Write the file anew with its messages in an order that is safe.")
-@click.option("-o", "output", metavar="PATH", help="What --fix writes; by default NAME.mended.sched beside FILE.")
+@click.option(
+    "-o",
+    "output",
+    metavar="PATH",
+    help="What --fix writes, `-` for standard output; by default NAME.mended.sched beside FILE.",
+)
 @verify_format_option
 @color_option
 @limit_options
@@ -96,15 +106,20 @@ def command(
         from pipedsl.cli import for_all as every_m
 
         every_m.run(file, params, for_all, form == "json", color, limits)
+    piped = [name for name, path in (("-o", output), ("--certificate", certificate)) if path == "-"]
+    piped += [f"--format {form}"] if piped and form != "text" else []
+    if len(piped) > 1:
+        raise UsageError(f"{' and '.join(piped)} both want standard output")
     result = check_file(file, params, transports, limits, profile, batch_limit)
     status = exit_status(result.report)
     found = () if advice is False else advise(result, thorough=advice is True, limits=limits)
     try:
         if form == "text":
-            print_result(result, file, color)
+            err = bool(piped)  # leaves standard output to what was asked for there
+            print_result(result, file, color, err)
             if found:
-                print_lines([line()], color)
-                print_diagnostics(found, color)
+                print_lines([line()], color, err)
+                print_diagnostics(found, color, err)
         else:
             _write(result, found, form, file, status)
     finally:  # written also where nobody reads the report to its end

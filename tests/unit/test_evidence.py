@@ -122,6 +122,31 @@ def test_fix_says_why_not(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["calls.json"]
 
 
+def test_what_is_written_to_standard_output_stands_there_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["verify", "-", "--fix", "-o", "-"], input=Path(BROKEN).read_text())
+    assert done.exit_code == 1
+    assert "PD301" in done.stderr
+    assert done.stderr.endswith("written to standard output\n")
+    assert CliRunner().invoke(cli, ["verify", "-"], input=done.stdout).exit_code == 0
+    Path("calls.json").write_text(json.dumps(HANGS))
+    Path("mended.json").write_text(run("verify", "calls.json", "--fix", "-o", "-").stdout)
+    assert run("verify", "mended.json").exit_code == 0
+    done = run("verify", "1f1b", "-D", "p=2", "-D", "m=4", "--advice", "--certificate", "-")
+    assert "advice[PD904]" in done.stderr
+    Path("proof.json").write_text(done.stdout)
+    Path("program.json").write_text(run("expand", "1f1b", "-D", "p=2", "-D", "m=4", "--format", "json").stdout)
+    assert check(tmp_path / "proof.json", tmp_path / "program.json").returncode == 0
+    for wanted in (["-o", "-", "--format", "json"], ["-o", "-", "--certificate", "-"]):
+        done = run("verify", BROKEN, "--fix", *wanted)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "both want standard output" in done.stderr
+    done = run("search", "zero_bubble", "-D", "p=2", "-D", "m=2", "--no-cache", "--certificate", "-")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "several files" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calls.json", "mended.json", "program.json", "proof.json"]
+
+
 def test_csv_goes_through_every_command(tmp_path: Path) -> None:
     table = tmp_path / "1f1b.csv"
     table.write_text(run("expand", "1f1b", "-D", "p=4", "-D", "m=8", "--format", "csv").output)

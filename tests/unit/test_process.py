@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.wait(60) == 141
 
 
+def test_help_that_nobody_reads_is_no_error_either() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = (*VERIFY[:3], "--help")
+        result = subprocess.run(command, env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
 def test_interrupting_is_quiet(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -84,16 +96,42 @@ def test_interrupting_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_said() -> None:
+@pytest.mark.parametrize("arguments", [VERIFY[3:], ["--help"], ["--version"], ["verify", "--help"]], ids=" ".join)
+def test_a_full_disk_is_said(arguments: Sequence[str]) -> None:
+    command = (*VERIFY[:3], *arguments)
     with open("/dev/full", "w") as full:
-        result = subprocess.run(VERIFY, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert result.returncode == 2
-    assert result.stderr == "error: cannot write the output: No space left on device\n"
+        result = subprocess.run(command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert result.returncode == 2
+        assert result.stderr == "error: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["nothing"], 2), (["verify", "nothing"], 2), (["verify", "1f1b"], 2), (["search", "1f1b", *VERIFY[5:]], 1)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_status_stays_where_errors_cannot_be_written(arguments: list[str], status: int) -> None:
+    with open("/dev/full", "w") as full:
+        command = (*VERIFY[:3], *arguments)
+        assert subprocess.run(command, env=environment(), stdout=full, stderr=full, timeout=60).returncode == status
 
 
 def test_closed_streams() -> None:
     command = f"exec {sys.executable} -m pipedsl verify 1f1b -D p=4 -D m=8 >&- 2>&- <&-"
     assert run("sh", "-c", command).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["compile -o -", "expand", "expand --calls --format json", "verify --format json", "verify --certificate -"],
+)
+def test_what_was_asked_for_on_a_closed_output_is_missed(arguments: str) -> None:
+    command, *options = arguments.split()
+    full = [sys.executable, "-m", "pipedsl", command, *VERIFY[4:], *options]
+    result = run("sh", "-c", f"exec {' '.join(full)} >&-")
+    assert result.returncode == 2
+    assert result.stderr.endswith("error: cannot write the output: standard output is closed\n")
 
 
 def test_an_output_without_the_characters(tmp_path: Path) -> None:
