@@ -2,6 +2,7 @@
 
 import time
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipedsl.api import parse_text
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
 from pipedsl.expand import expand
 from pipedsl.program import Kind, Program
+from pipedsl.simulate import simulate
 
 HEAD = "schedule x(p, m)\nstages p\nplace s -> s\n"
 TWO_CHUNKS = "schedule x(p, m)\nstages 2 * p\nplace s -> s % p\n"
@@ -54,14 +56,33 @@ def words(program: Program, rank: int) -> str:
     )
 
 
+def between(forward: int, backward: int, m: int, takes: list[Fraction]) -> Fraction:
+    """The end of m forwards and then m backwards on len(takes) + 1 stages, with these times between neighbours."""
+    end, stages = [Fraction(0)] * (len(takes) + 1), range(len(takes) + 1)
+    for _ in range(m):
+        for s in stages:
+            end[s] = max(end[s], end[s - 1] + takes[s - 1] if s else 0) + forward
+    for _ in range(m):
+        for s in reversed(stages):
+            end[s] = max(end[s], end[s + 1] + takes[s] if s < len(takes) else 0) + backward
+    return max(end)
+
+
 def test_a_message_takes_the_time_that_its_bytes_do() -> None:
-    """The example of docs/language.md."""
+    """The examples of docs/language.md, against runs in which what lies between two stages has the time."""
     docs = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text()
-    text = docs.split("## The time of a message from its bytes")[1].split("```sched\n")[1].split("```")[0]
-    program = expand(parse_text(text), {"p": 4, "m": 2})
-    assert program.costs.send == tuple(map(Fraction, ("16/25", "8/25", "16/25", "16/25")))
-    assert program.memory.output == (16 << 20, 8 << 20, 16 << 20, 8 << 20)
-    assert program.memory.in_bytes
+    part = docs.split("## The time of a message from its bytes")[1].split("\n## ")[0]
+    equal, unequal = (parse_text(each.split("```")[0]) for each in part.split("```sched\n")[1:])
+    each = expand(unequal, {"p": 8, "m": 2})
+    assert each.costs.send == tuple(map(Fraction, "16/25 16/25 16/25 32/25 32/25 8/25 8/25 8/25".split()))
+    assert each.memory.output == (16 << 20,) * 4 + (8 << 20,) * 4
+    assert each.memory.in_bytes
+    for p, m in product((1, 2, 3, 5, 8), (1, 2, 4)):
+        takes = [Fraction(16 if s < p // 2 else 8) / (25 if s % 4 < 3 else Fraction(25, 2)) for s in range(p - 1)]
+        said = [simulate(expand(schedule, {"p": p, "m": m})).makespan for schedule in (equal, unequal)]
+        assert said[0] == between(3, 5, m, [Fraction(16, 25)] * (p - 1))
+        assert said[1] >= between(3, 5, m, takes)
+        assert p > 2 or said[1] == between(3, 5, m, takes)
 
 
 def test_one_f_one_b_is_the_papers() -> None:
