@@ -237,6 +237,7 @@ def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_pat
                 assert not link._read(wait=False)
             assert Path(f"/proc/{child}").exists()
         finally:
+            process.kill()  # which has ended by itself, unless something is wrong
             os.kill(child, signal.SIGKILL)
     assert descriptors_of("pidfd") == watched + 1
     del link
