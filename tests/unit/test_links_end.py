@@ -228,6 +228,8 @@ def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_pat
         try:
             assert not link.ended
             link.send([torch.tensor(0)], 0)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert link.ended  # though nobody has asked for its status yet
             assert process.wait(LIMIT) == -signal.SIGKILL
             assert link.ended
             if forks == "by Python":
