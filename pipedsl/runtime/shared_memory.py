@@ -121,7 +121,7 @@ class Link:
         self._taken_early: set[int] = set()
         self._expected = 0
         self._told = 0
-        self._closing = weakref.finalize(self, connection.close)
+        weakref.finalize(self, connection.close)
         self._process = _process_at(connection)
         if self._process >= 0:
             weakref.finalize(self, os.close, self._process)
@@ -311,8 +311,7 @@ class Link:
 
     def abandon(self) -> None:
         """Use it no longer, and leave it open: that it closes is to say that the process has ended."""
-        if self._closing.detach():
-            self._connection.detach()
+        self._connection.detach()
 
     def leave_to_parent(self) -> None:
         """In a process that was forked from a rank: let go, so that the rank's end is the connection's."""

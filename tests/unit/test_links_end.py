@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -125,6 +126,19 @@ def test_a_link_that_is_abandoned_says_nothing() -> None:
     gc.collect()
     assert not there._read(wait=False)
     os.close(descriptor)
+
+
+def test_a_link_that_is_gone_has_closed_what_it_had() -> None:
+    """By itself: Python would complain of what it has to close."""
+    both = pair()
+    gc.collect()
+    before = descriptors_of("socket:")
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        del both
+        gc.collect()
+    assert descriptors_of("socket:") == before - 2
+    assert not complaints
 
 
 def test_too_many_open_files_are_an_error_and_no_wrong_data(links: tuple[Link, Link]) -> None:
