@@ -20,7 +20,7 @@ pytestmark = pytest.mark.dist
 
 WORKER = Path(__file__).parent / "workers" / "faults.py"
 RANKS = 3
-LIMIT = 200.0  # seconds; nothing here takes more than a few, but the machine may be busy
+LIMIT = 400.0  # seconds; nothing here takes more than a few, but the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("way")
 def test_an_error_reaches_every_rank(pipeline: Path) -> None:
-    outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=250)
+    outcomes = launch(WORKER, RANKS, [str(pipeline), *ERRORS], timeout=LIMIT)
     for rank, outcome in enumerate(outcomes):
         assert outcome.returncode == 0, outcome.output
         _, *answers = outcome.output.split("CASE ")

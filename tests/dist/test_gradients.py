@@ -12,6 +12,7 @@ import pipedsl
 from pipedsl.api import parse_text
 from tests.support import compiled
 from tests.support.launch import launch, succeed
+from tests.support.worker import PATIENCE
 
 pytestmark = pytest.mark.dist
 
@@ -68,4 +69,4 @@ def test_gradients_equal_one_process(p: int, tmp_path: Path) -> None:
     listing = tmp_path / "cases.json"
     listing.write_text(json.dumps(cases))
     assert {case["name"].split()[0] for case in cases} == set(schedules)
-    succeed(launch(WORKER, p, [str(listing)], timeout=250))
+    succeed(launch(WORKER, p, [str(listing)], timeout=PATIENCE + 60))

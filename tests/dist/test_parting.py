@@ -27,10 +27,9 @@ SAYS = {
 
 
 @pytest.mark.dist
-@pytest.mark.timeout(400)
 def test_ranks_that_part_say_where(tmp_path: Path) -> None:
     path = compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=RANKS, m=4)
-    for outcome in launch(WORKER, RANKS, [str(path), *SAYS, "renews_twice"], timeout=350):
+    for outcome in launch(WORKER, RANKS, [str(path), *SAYS, "renews_twice"], timeout=400):
         assert outcome.returncode == 0, outcome.output
         _, *answers = outcome.output.split("CASE ")
         said = dict(answer.split("\n", 1) for answer in answers)

@@ -103,7 +103,7 @@ def test_it_trains_where_torch_is_all_there_is(tmp_path: Path) -> None:
     ]
     try:
         for rank in ranks:
-            said, _ = rank.communicate(timeout=200)
+            said, _ = rank.communicate(timeout=600)
             assert rank.returncode == 0, said
             assert "TRAINED" in said
     finally:

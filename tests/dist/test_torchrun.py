@@ -30,7 +30,7 @@ def test_every_surviving_rank_says_why(fault: str, victim: int, tmp_path: Path) 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 1

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.launch import launch, succeed
-from tests.support.worker import difference, gradients, load, start
+from tests.support.worker import PATIENCE, difference, gradients, load, start
 
 BOTH = ("whole", "split")  # schedules with B, and with I and W
 M = 4
@@ -37,7 +37,7 @@ class Job:
         """A pipeline over this rank's part of `stages`."""
         compiled = self.compiled(name)
         mine = [stages[s] for s in compiled.stages_of(self.rank)]
-        pipe = compiled.Pipeline(mine, loss_fn, timeout=90, process_group=self.group, **more)
+        pipe = compiled.Pipeline(mine, loss_fn, timeout=PATIENCE, process_group=self.group, **more)
         pipe.mine = mine
         return pipe
 
@@ -73,7 +73,7 @@ def work(cases: Mapping[str, Case]) -> None:
 
 def run_cases(worker: Path, ranks: int, folder: Path, names: Sequence[str]) -> None:
     """Run cases of a worker script on real processes; fails with the output of the first rank that did."""
-    outcomes = launch(worker, ranks, [str(folder), *names], timeout=550)
+    outcomes = launch(worker, ranks, [str(folder), *names], timeout=PATIENCE + 60)
     succeed(outcomes)
     for outcome in outcomes:
         assert [line.split()[1] for line in outcome.output.splitlines() if line.startswith("CASE ")] == list(names)

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+PATIENCE = 240.0  # seconds that ranks wait for each other, where it is not time that is to run out
 _COUNT = itertools.count()
 
 
 def start() -> int:
     """Join the job; this process's rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE + 20))
     return dist.get_rank()
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.job import Case, Job, M
+from tests.support.worker import PATIENCE
 
 CASES: dict[str, Case] = {}
 
@@ -73,7 +74,7 @@ def every_replica_has_the_buffers_of_the_first(job: Job) -> None:
             DistributedDataParallel(ours, process_group=group, **options),
             functional.mse_loss,
             process_group=mesh.get_group("pipe"),
-            timeout=90,
+            timeout=PATIENCE,
         )
         firsts = []
         for step, train in enumerate([True, True, False, True, True, False, False, True, True]):

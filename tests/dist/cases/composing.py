@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.job import BOTH, Case, Job, M, tokens
-from tests.support.worker import alone, difference, mlp
+from tests.support.worker import PATIENCE, alone, difference, mlp
 
 STAGES = 2
 REPLICAS = 2
@@ -41,7 +41,7 @@ def mesh() -> DeviceMesh:
 
 def pipeline(job: Job, name: str, stage: nn.Module, group: dist.ProcessGroup, loss_fn: Any = None) -> Any:
     loss_fn = loss_fn or functional.cross_entropy
-    return job.compiled(f"{name}_2").Pipeline(stage, loss_fn, process_group=group, timeout=90)
+    return job.compiled(f"{name}_2").Pipeline(stage, loss_fn, process_group=group, timeout=PATIENCE)
 
 
 def on_all_data(stages: list[nn.Module], steps: int) -> list[nn.Module]:
@@ -137,7 +137,9 @@ def stages_that_share_a_replicated_or_sharded_module(job: Job) -> None:
         for name in ("v_shape_2", "v_shape_reduce_2"):
             stage.zero_grad()
             compiled = job.compiled(name)
-            pipe = compiled.Pipeline([wrapped, wrapped], loss_fn, process_group=both.get_group("pipe"), timeout=90)
+            pipe = compiled.Pipeline(
+                [wrapped, wrapped], loss_fn, process_group=both.get_group("pipe"), timeout=PATIENCE
+            )
             for step in range(3):
                 pipe.step(*data[REPLICAS * step + replica])
             check(stage, expected[own])
@@ -190,7 +192,7 @@ def reductions_where_the_schedule_has_them(job: Job) -> None:
             [ways[way](first), ways[way](last)],
             functional.cross_entropy,
             process_group=both.get_group("pipe"),
-            timeout=90,
+            timeout=PATIENCE,
         )
         for step in range(2):
             pipe.step(*tokens(10 * step + replica))
@@ -440,7 +442,7 @@ def an_error_in_one_of_two_pipelines(job: Job) -> None:
     of_two, own = job.rank % 2, job.rank // 2
     compiled = job.compiled("whole_2")
     stage = Raises() if job.rank == 3 else mlp(STAGES)[own]
-    pipe = compiled.Pipeline(stage, functional.cross_entropy, process_group=groups[of_two], timeout=90)
+    pipe = compiled.Pipeline(stage, functional.cross_entropy, process_group=groups[of_two], timeout=PATIENCE)
     if not of_two:
         pipe.step(*tokens(0))
         return
@@ -456,7 +458,7 @@ def an_option_that_one_rank_has_wrong(job: Job) -> None:
     compiled = job.compiled("whole_2")
 
     def make(device: str) -> None:
-        compiled.Pipeline(nn.Identity(), process_group=groups[job.rank % 2], device=device, timeout=90)
+        compiled.Pipeline(nn.Identity(), process_group=groups[job.rank % 2], device=device, timeout=PATIENCE)
 
     if job.rank % 2 == 0:
         make("cpu")
@@ -476,7 +478,7 @@ def a_static_graph(job: Job) -> None:
     with pytest.raises(
         compiled.PipelineError, match=r"rank 1( \(global rank 3\))?: DistributedDataParallel with static_graph=True"
     ):
-        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)
+        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=PATIENCE)
 
 
 @case
@@ -488,4 +490,4 @@ def the_old_fully_sharded(job: Job) -> None:
         stage = FullyShardedDataParallel(nn.Linear(4, 4), both.get_group("data"), device_id=torch.device("cpu"))
     compiled = job.compiled("whole_2")
     with pytest.raises(compiled.PipelineError, match=r"rank 1( \(global rank 3\))?: FullyShardedDataParallel reduces"):
-        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=90)
+        compiled.Pipeline(stage if own else nn.Identity(), process_group=both.get_group("pipe"), timeout=PATIENCE)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.cases.composing import REPLICAS, check, mesh
 from tests.dist.cases.saving import PARTS, Model
 from tests.support.job import Case, Job, M, compare, tokens
-from tests.support.worker import alone, difference, mlp
+from tests.support.worker import PATIENCE, alone, difference, mlp
 
 P = 4
 COPIES = 2
@@ -83,7 +83,7 @@ class Training:
         for other in stages:
             if not any(other is each for each in self.mine):
                 other.to("meta")
-        self.pipe = compiled.Pipeline(self.mine, functional.cross_entropy, process_group=group, timeout=90)
+        self.pipe = compiled.Pipeline(self.mine, functional.cross_entropy, process_group=group, timeout=PATIENCE)
         self.optimizer = torch.optim.AdamW(nn.ModuleList(self.mine).parameters(), lr=0.1)
 
     def run(self, steps: range) -> None:
@@ -150,7 +150,7 @@ def two_copies_of_stages_that_are_replicated_or_sharded(job: Job) -> None:
             else:
                 wrapped = [fully_shard(each, mesh=both["data"]) for each in mine]
             pipe = compiled.Pipeline(
-                wrapped, functional.cross_entropy, process_group=both.get_group("pipe"), timeout=90
+                wrapped, functional.cross_entropy, process_group=both.get_group("pipe"), timeout=PATIENCE
             )
             for step in range(2):
                 pipe.step(*tokens(10 * step + replica, rows=ROWS))

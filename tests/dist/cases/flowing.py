@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.job import BOTH, Case, Job, M, compare, tokens
-from tests.support.worker import alone, mlp
+from tests.support.worker import PATIENCE, alone, mlp
 
 P = 4
 CASES: dict[str, Case] = {}
@@ -311,7 +311,7 @@ def most_receives(job: Job, name: str, m: int) -> int:
     compiled = job.compiled(name)
     compiled = job.compiled(name)
     mine, group = mlp(P)[job.rank], job.group
-    pipe = compiled.Pipeline(mine, functional.cross_entropy, timeout=90, process_group=group, shared_memory=False)
+    pipe = compiled.Pipeline(mine, functional.cross_entropy, timeout=PATIENCE, process_group=group, shared_memory=False)
     alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
     most = 0
     post = compiled.TorchWire.irecv

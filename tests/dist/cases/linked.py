@@ -26,7 +26,7 @@ from torch.nn import functional
 from pipedsl.runtime import deferred
 from tests.support import compiled as schedules
 from tests.support.job import BOTH, Case, Job, M, compare, tokens
-from tests.support.worker import alone, mlp
+from tests.support.worker import PATIENCE, alone, mlp
 from tests.support.wrapped import Wrapped
 from tests.unit.test_executor_memory import ROWS, WIDTH, Block, measure, peak_of, predicted, with_gradients
 
@@ -89,7 +89,7 @@ def a_rank_that_no_other_trusts(job: Job) -> None:
     if job.rank == 1:
         compiled.is_own = lambda connection: False
     stages = model()
-    pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=90, process_group=job.group)
+    pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=PATIENCE, process_group=job.group)
     pipe.mine = [stages[job.rank]]
     train(job, pipe, stages)
     assert pipe._wire.links.keys() == (neighbours(job.rank) - {1} if job.rank != 1 else set())
@@ -117,7 +117,7 @@ def a_rank_that_has_too_many_files_open_at_the_start(job: Job) -> None:
     stages = model()
     compiled = job.compiled("whole")
     with no_more_open_files() if job.rank == 2 else contextlib.nullcontext():
-        pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=90, process_group=job.group)
+        pipe = compiled.Pipeline(stages[job.rank], functional.cross_entropy, timeout=PATIENCE, process_group=job.group)
     pipe.mine = [stages[job.rank]]
     train(job, pipe, stages)
     assert pipe._wire.links.keys() == (neighbours(job.rank) - {2} if job.rank != 2 else set())

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.cases.composing import REPLICAS, STAGES, Apart, check, mesh, on_all_data, pipeline
 from tests.support.job import BOTH, Case, Job, M, tokens
-from tests.support.worker import mlp
+from tests.support.worker import PATIENCE, mlp
 
 CASES: dict[str, Case] = {}
 WAYS = ("whole", "split_reduce")  # without a REDUCE, and with one
@@ -283,7 +283,7 @@ def a_last_microbatch_that_is_masked(job: Job) -> None:
             summed,
             count_fn=lambda targets: (targets >= 0).sum(),
             process_group=both.get_group("pipe"),
-            timeout=90,
+            timeout=PATIENCE,
         )
         pipe.step(*masked(replica))
         check(stage, expected[own])

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.job import Case, Job, compare, tokens
-from tests.support.worker import mlp
+from tests.support.worker import PATIENCE, mlp
 
 P = 4
 CASES: dict[str, Case] = {}
@@ -90,7 +90,7 @@ def one_seed_on_any_number_of_ranks(job: Job) -> None:
         mine = [stages[s] for s in compiled.stages_of(job.rank)]
         plan = compiled.PLAN
         own = [i for s in plan.chunks(job.rank) if plan.is_last(s) for i in plan.own_microbatches(s)]
-        pipe = compiled.Pipeline(mine, noisy, timeout=90, process_group=groups[p])
+        pipe = compiled.Pipeline(mine, noisy, timeout=PATIENCE, process_group=groups[p])
         pipe.mine = mine
         torch.manual_seed(job.rank)
         for seed in (7, 8, 7):

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.job import Case, Job, tokens
+from tests.support.worker import PATIENCE
 
 PARTS = 4
 CASES: dict[str, Case] = {}
@@ -73,7 +74,7 @@ class Training:
             if other is not self.stage:  # as where the whole model does not fit on a rank
                 other.to("meta")
         self.pipe = job.compiled("whole" if ranks == PARTS else f"whole_{ranks}").Pipeline(
-            self.stage, functional.cross_entropy, process_group=group, timeout=90
+            self.stage, functional.cross_entropy, process_group=group, timeout=PATIENCE
         )
         self.optimizer = torch.optim.AdamW(self.stage.parameters(), lr=0.1)
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from tests.support.worker import alone, difference, gradients, load, mlp, start
+from tests.support.worker import PATIENCE, alone, difference, gradients, load, mlp, start
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         stages = [stage.to(device) for stage in mlp(compiled.STAGES)]
         reference = copy.deepcopy(stages)
         mine = compiled.stages_of(rank)
-        pipe = compiled.Pipeline([stages[s] for s in mine], functional.cross_entropy, timeout=60)
+        pipe = compiled.Pipeline([stages[s] for s in mine], functional.cross_entropy, timeout=PATIENCE)
         assert pipe._wire.transport == "nccl-lazy-warm"
         for _ in range(2):
             batch, targets = torch.randint(11, (2 * m,)).to(device), torch.randint(5, (2 * m,)).to(device)

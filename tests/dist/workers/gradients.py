@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.support.worker import Last, Nested, alone, difference, gradients, load, mlp, start
+from tests.support.worker import PATIENCE, Last, Nested, alone, difference, gradients, load, mlp, start
 
 
 def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def main() -> None:
             reference = copy.deepcopy(stages)
             mine = compiled.stages_of(rank)
             modules = [stages[s] for s in mine]
-            pipe = compiled.Pipeline(modules, loss_fn, timeout=60)
+            pipe = compiled.Pipeline(modules, loss_fn, timeout=PATIENCE)
             places = compiled.PLAN.chunks(rank)
             first = any(map(compiled.PLAN.is_first, places))
             # The microbatches whose losses this rank has, of all copies that end here.

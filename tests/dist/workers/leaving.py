@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.support.worker import load, mlp, start
+from tests.support.worker import PATIENCE, load, mlp, start
 
 
 class Killed(nn.Module):
@@ -34,7 +34,7 @@ def main() -> None:
     rank = start()
     compiled = load(sys.argv[1])
     stages = mlp(compiled.STAGES)
-    pipe = compiled.Pipeline(stages[rank], nn.functional.cross_entropy, timeout=90)
+    pipe = compiled.Pipeline(stages[rank], nn.functional.cross_entropy, timeout=PATIENCE)
     batch, targets = torch.arange(8), torch.arange(8) % 5
     pipe.step(batch, targets)
     print("LINKED", *pipe._wire.links, flush=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.worker import load, mlp, start
+from tests.support.worker import PATIENCE, load, mlp, start
 
 ODD = 1  # the rank that does
 
@@ -115,7 +115,9 @@ def attempt(path: str, way: str, rank: int) -> str:
     stages[1][0].weight = nn.Parameter(stages[0][1].weight.detach().clone())
     tied = {0: {"x": stages[0][1].weight}, 1: {"x": stages[1][0].weight}}.get(rank) if way == "loads" else None
     try:
-        pipe = compiled.Pipeline(stages[rank], nn.functional.cross_entropy, process_group=group, timeout=90, tied=tied)
+        pipe = compiled.Pipeline(
+            stages[rank], nn.functional.cross_entropy, process_group=group, timeout=PATIENCE, tied=tied
+        )
         pipe.mine = [stages[rank]]
         WAYS[way](pipe, rank == ODD)
     except compiled.PipelineError as error:

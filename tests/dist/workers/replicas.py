@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.worker import load, mlp, start
+from tests.support.worker import PATIENCE, load, mlp, start
 
 VICTIM = 1
 
@@ -37,7 +37,7 @@ def main() -> None:
     compiled = load(sys.argv[1])
     stage = Faulty(mlp(2)[rank % 2])
     wrapped = DistributedDataParallel(stage, process_group=replicas[rank % 2])
-    pipe = compiled.Pipeline(wrapped, functional.cross_entropy, process_group=pipelines[rank // 2], timeout=90)
+    pipe = compiled.Pipeline(wrapped, functional.cross_entropy, process_group=pipelines[rank // 2], timeout=PATIENCE)
     try:
         for step in range(2):
             stage.raises = rank == VICTIM and step == 1
