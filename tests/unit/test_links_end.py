@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from pipedsl.runtime.shared_memory import Link, NoMemory, Window, can_share_memory
+from pipedsl.runtime.shared_memory import Link, NoMemory, Window, can_share_memory, credentials
 from tests.support.launch import ROOT
 from tests.support.linked import LIMIT, descriptors_of, pair, take
 
@@ -260,10 +261,21 @@ def test_a_forked_process_does_not_hide_that_a_rank_has_died(forks: str, tmp_pat
     assert descriptors_of("pidfd") == watched
 
 
-def test_a_system_that_tells_of_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [None, OSError(errno.EMFILE, "too many")], ids=["none", "no more"])
+def test_a_system_that_tells_of_no_process(error: OSError | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or that has no descriptor left: all else works."""
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    if error is None:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    else:
+        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=error), raising=False)
     here, there = pair()
     here.send([torch.ones(3)], 0)
     assert torch.equal(take(there, torch.ones(3), 0), torch.ones(3))
     assert not here.ended
+
+
+def test_the_system_names_process_user_and_group_in_this_order() -> None:
+    """`struct ucred` in unix(7). They are not to be told apart where root asks about itself."""
+    connection = Mock(getsockopt=Mock(return_value=struct.pack("iii", 7, 8, 9)))
+    assert credentials(connection) == (7, 8, 9)
+    connection.getsockopt.assert_called_once_with(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
