@@ -7,21 +7,25 @@ from fractions import Fraction
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from brute import interleavings
+from brute_sums import smallest
 from click.testing import CliRunner
 
+from pipedsl import search_with_reduce
 from pipedsl.api import parse_text, verify
 from pipedsl.cli.main import cli
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.expand import expand
 from pipedsl.program import Kind, Program
-from pipedsl.search_answer import SearchResult, answer_of, carried, job_of
+from pipedsl.search_answer import SearchResult, answer_of, carried, job_of, program_of
 from pipedsl.search_problem import tasks
 from pipedsl.search_reductions import in_order
 from pipedsl.search_runs import effort_of
+from pipedsl.search_sums import Rows, Sums, improve
 from pipedsl.searching import search
 from pipedsl.simulate import Stuck, simulate
 from pipedsl.sweeping import sweep
@@ -263,6 +267,56 @@ def test_an_answer_with_it_is_carried_to_a_larger_cap() -> None:
     assert moved is not None
     assert np.array_equal(moved.program.kind, before.program.kind)
     assert (moved.value, moved.caps) == (before.value, (8, 8))
+
+
+LATE = "cost s { F = 1  B = 1 + s  REDUCE = s }\n"
+MEETING = schedule(COPIES, f"{BOTH_WAYS} || REDUCE@down || REDUCE@up", f"{LATE}memory {{ cap(r) = 1 }}")
+
+
+def test_moves_make_the_whole_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither all REDUCEs last nor each as soon as may be is best."""
+    best = smallest(MEETING, {"p": 3, "m": 1})
+    assert best is not None
+    with_moves = found(MEETING, 3, 1)
+    monkeypatch.setattr(search_with_reduce, "improve", lambda *_: 0)
+    without = found(MEETING, 3, 1)
+    assert (with_moves.value, with_moves.optimal) == (best.makespan, True)
+    assert without.value > with_moves.value
+
+
+@pytest.mark.parametrize("moved", [0, 200])
+def test_ctrl_c_amid_moves_keeps_the_best_so_far(moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer all the same, which says that it was interrupted."""
+
+    def pressed(sums: Sums, rows: Rows, goal: int, _moves: int, *rest: Any) -> int:
+        improve(sums, rows, goal, moved, *rest)
+        raise KeyboardInterrupt
+
+    whole = found(MEETING, 3, 1)
+    monkeypatch.setattr(search_with_reduce, "improve", pressed)
+    result = found(MEETING, 3, 1)
+    assert (whole.interrupted, result.interrupted) == (False, True)
+    assert result.value >= whole.value
+
+
+def test_what_does_not_fit_is_no_answer() -> None:
+    """Better orders are those alone that have room for all buffers, which the caller says."""
+    [task] = tasks(MEETING, {"p": 3, "m": 1})
+    effort = effort_of(2, None, 0, 1, None, None)
+    job = job_of(task, effort.budget, 0)
+    [outcome] = effort.run([job])
+    assert outcome.solution is not None
+    program = program_of(task, outcome.solution.orders, task.caps)
+    seen: list[list[list[int]]] = []
+
+    def fits(rows: list[list[int]]) -> bool:
+        seen.append(rows)
+        return len(seen) > 3
+
+    better = search_with_reduce.with_reduce(task, program, outcome.solution.bound, job, effort, fits)
+    assert better is not None
+    assert better.rows in seen[3:]
+    assert search_with_reduce.with_reduce(task, program, outcome.solution.bound, job, effort, lambda _: False) is None
 
 
 @pytest.mark.parametrize(
