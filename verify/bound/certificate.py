@@ -41,7 +41,10 @@ def check(certificate: Any, subject: Any, program: Any = None) -> str:
         return said + condition
     value = cost(problem, program)
     need(value >= proved, "the program", f"its {aim} is below the bound")
+    if any(each[0] == "REDUCE" for row in program["ranks"] for each in row):
+        # Of which the problem says what it adds at least.
+        return (
+            f"this order has a {aim} of at least {Fraction(value, problem.unit)} with every REDUCE; {said}{condition}"
+        )
     best = ", so it is the smallest" if value == proved else ""
-    reduces = any(each[0] == "REDUCE" for row in program["ranks"] for each in row)
-    apart = ", with what the problem says of every REDUCE," if reduces else ""
-    return f"this order{apart} has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"
+    return f"this order has a {aim} of {Fraction(value, problem.unit)}; {said}{best}{condition}"
