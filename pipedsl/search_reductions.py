@@ -1,9 +1,9 @@
 """REDUCE in a search: the search orders the computations alone, and each REDUCE is then put where it may stand.
 
-A REDUCE meets those of other ranks and holds its rank until they are there, which the search knows nothing of. So its
-bound is that of the computations, and what an answer takes is what the simulator says of it with every REDUCE.
+A REDUCE meets those of other ranks and holds its rank until they are there, of which the search knows what that adds at
+least (`search_closing`). What an answer takes is what the simulator says of it with every REDUCE.
 
-A span is no shorter for it either. A REDUCE that takes time or waits ends after every B of every copy of its stage, and
+A span is no shorter for it. A REDUCE that takes time or waits ends after every B of every copy of its stage, and
 so after every F of all copies: each rank has begun by then, at the same time as without it.
 """
 
