@@ -279,3 +279,16 @@ def test_the_system_names_process_user_and_group_in_this_order() -> None:
     connection = Mock(getsockopt=Mock(return_value=struct.pack("iii", 7, 8, 9)))
     assert credentials(connection) == (7, 8, 9)
     connection.getsockopt.assert_called_once_with(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+
+
+def test_whether_a_system_has_what_links_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask leaves nothing behind."""
+    before = descriptors_of("memfd:pipedsl")
+    assert can_share_memory()
+    assert descriptors_of("memfd:pipedsl") == before
+    for place, name in ((os, "memfd_create"), (socket, "AF_UNIX"), (socket, "SO_PEERCRED")):
+        with monkeypatch.context() as patch:
+            patch.delattr(place, name)
+            assert not can_share_memory()
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError("not here")))
+    assert not can_share_memory()
