@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         verify_text,
     )
     from pipedsl.calls import CallKind
+    from pipedsl.claims import ClaimCounts
     from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
     from pipedsl.library import UsageError, shipped
     from pipedsl.occupancy import Part
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CallKind",
+    "ClaimCounts",
     "Diagnostic",
     "DiagnosticError",
     "ForAll",
@@ -82,6 +84,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CallKind": "pipedsl.calls",
+    "ClaimCounts": "pipedsl.claims",
     "ForAll": "pipedsl.parametric",
     "prove_for_all": "pipedsl.parametric",
     "prove_for_all_in": "pipedsl.parametric",

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 from pipedsl.blame import at_the_cap, point
 from pipedsl.calls import Calls
 from pipedsl.calls_json import read_calls
-from pipedsl.check import COSTS, METRICS
-from pipedsl.claims import check_claims
+from pipedsl.claims import ClaimCounts, check_claims, claims_of, count_claims, is_about_own_times
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
-from pipedsl.evaluate import nodes
 from pipedsl.expand import admits, expand
 from pipedsl.library import find
 from pipedsl.occupancy import Part, memory_used, parts_at_peaks
 from pipedsl.parser import parse, read_source
 from pipedsl.program import Costs, Program
 from pipedsl.simulate import Metrics, Stuck, Timeline, measure, simulate
-from pipedsl.syntax import Claim, ExpectBlock, Name, Schedule
+from pipedsl.syntax import Schedule
 from verify import TRANSPORTS, Report, Verdict, check_calls
 from verify import verify as prove
 from verify.buffers import BATCH_LIMIT
@@ -80,14 +78,22 @@ class Result:
     @property
     def claims(self) -> int:
         """How many claims the text makes."""
-        return len(_claims(self.schedule))
+        return 0 if self.schedule is None else len(claims_of(self.schedule))
+
+    @property
+    def claim_counts(self) -> ClaimCounts:
+        """What more there is to say of them where they all hold."""
+        if self.schedule is None or self.program is None or self.metrics is None:
+            return ClaimCounts(self.claims)
+        own_costs = self.profile is None or not self.profile.costs
+        return count_claims(self.schedule, self.program, self.metrics, own_costs)
 
     @property
     def unchecked_claims(self) -> int:
         """How many of them are about times in plain numbers, which say nothing of the durations of a profile."""
-        if self.profile is None or not self.profile.costs:
+        if self.schedule is None or self.profile is None or not self.profile.costs:
             return 0
-        return sum(_is_about_own_times(claim) for claim in _claims(self.schedule))
+        return sum(map(is_about_own_times, claims_of(self.schedule)))
 
     @property
     def memory_at_peak(self) -> tuple[Mapping[Part, Fraction], ...]:
@@ -97,16 +103,6 @@ class Result:
         used = memory_used(self.program, self.calls)
         peaks = [used.peak(rank) for rank in range(self.program.ranks)]
         return tuple(parts_at_peaks(self.program, self.calls, peaks))
-
-
-def _claims(schedule: Schedule | None) -> list[Claim]:
-    items = () if schedule is None else schedule.items
-    return [claim for item in items if isinstance(item, ExpectBlock) for claim in item.claims]
-
-
-def _is_about_own_times(claim: Claim) -> bool:
-    names = {node.id for node in nodes(claim.condition) if isinstance(node, Name)}
-    return bool(names & set(METRICS)) and not names & set(COSTS)
 
 
 def load(file_or_name: str, limits: Limits | None = None) -> Schedule:

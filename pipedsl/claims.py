@@ -1,8 +1,9 @@
 """The `expect` blocks of a schedule: each claim proved, refuted, or left open (PD502).
 
 A claim without costs is computed, exactly, under the costs of the program. One that names costs is about all values
->= 0 of those (not all times 0), uniform over stages, where both its sides are defined; `pipedsl.cost_proofs` has the
-arguments. A claim that mentions `r`, where no parameter is called so, is about every rank.
+>= 0 of those, uniform over stages, where both its sides are defined and something takes time, or nothing does because
+the file has it so; `pipedsl.cost_proofs` has the arguments. A claim that mentions `r`, where no parameter is called so,
+is about every rank.
 """
 
 from __future__ import annotations
@@ -40,16 +41,54 @@ def check_claims(
     program's costs are not the file's (a profile), and claims about time in plain numbers are passed over.
     """
     limits = limits or Limits()
-    functions = {item.name: item for item in schedule.items if isinstance(item, Function)}
-    judge = _Judge(program, metrics, resimulate, own_costs, functions, limits, Budget(limits))
+    judge = _Judge(program, metrics, _functions(schedule), limits, Budget(limits), resimulate, own_costs)
     found: list[Diagnostic] = []
-    for item in schedule.items:
-        for claim in item.claims if isinstance(item, ExpectBlock) else ():
-            try:
-                found.extend(judge.claim(claim))
-            except DiagnosticError as error:
-                found.extend(error.diagnostics)
+    for claim in claims_of(schedule):
+        try:
+            found.extend(judge.claim(claim))
+        except DiagnosticError as error:
+            found.extend(error.diagnostics)
     return found
+
+
+@dataclass(frozen=True)
+class ClaimCounts:
+    """How many claims a text makes, and of how many it is not all that they hold.
+
+    `absent`: those whose `when` is true of nothing here. `passed_over`: of the others, those about times in plain
+    numbers, where the durations are a profile's. `even`: of the others, those that name costs which differ from stage
+    to stage: they are about stages that take equally long.
+    """
+
+    all: int = 0
+    absent: int = 0
+    passed_over: int = 0
+    even: int = 0
+
+
+def count_claims(
+    schedule: Schedule, program: Program, metrics: Metrics, own_costs: bool, limits: Limits | None = None
+) -> ClaimCounts:
+    """The claims of a schedule; `program` and `metrics` under the costs that are shown."""
+    values = _Values(program, metrics, _functions(schedule), limits or Limits(), Budget(limits or Limits()))
+    claims = claims_of(schedule)
+    present = [claim for claim in claims if not values.absent(claim)]
+    passed_over = sum(not own_costs and is_about_own_times(claim) for claim in present)
+    return ClaimCounts(len(claims), len(claims) - len(present), passed_over, sum(map(values.uneven, present)))
+
+
+def claims_of(schedule: Schedule) -> list[Claim]:
+    return [claim for item in schedule.items if isinstance(item, ExpectBlock) for claim in item.claims]
+
+
+def is_about_own_times(claim: Claim) -> bool:
+    """Whether it is about times in plain numbers, so under the file's own costs alone."""
+    names = _names(claim.condition)
+    return bool(names & set(METRICS)) and not names & set(COSTS)
+
+
+def _functions(schedule: Schedule) -> dict[str, Function]:
+    return {item.name: item for item in schedule.items if isinstance(item, Function)}
 
 
 @dataclass(frozen=True)
@@ -61,33 +100,18 @@ class _Failure:
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """What claims are judged by."""
+class _Values:
+    """What the names in claims stand for."""
 
     program: Program
     metrics: Metrics
-    resimulate: Callable[[Costs], Metrics]
-    own_costs: bool
     functions: Mapping[str, Function]
     limits: Limits
     budget: Budget
 
-    def claim(self, claim: Claim) -> list[Diagnostic]:
-        names = _names(claim.condition)
-        ranks = self._ranks(claim, names)
-        costs = names & set(COSTS)
-        if not ranks:
-            return []
-        if costs:
-            facts = Facts(self.program, Domain.of(self.program, costs), self.resimulate)
-            return self._for_all_costs(claim, ranks, facts)
-        if not self.own_costs and names & set(METRICS):
-            return []
-        return self._for_own_costs(claim, ranks)
-
-    def _ranks(self, claim: Claim, names: set[str]) -> list[int]:
+    def ranks(self, claim: Claim) -> list[int]:
         """The ranks that the claim is about: those its guard admits. A claim about no rank stands as rank 0."""
-        guard = claim.guard
+        guard, names = claim.guard, _names(claim.condition)
         every = RANK_VARIABLE not in self.program.params and RANK_VARIABLE in names | (
             _names(guard) if guard else set()
         )
@@ -96,6 +120,18 @@ class _Judge:
             return ranks
         admits = self._evaluator({}).compile(guard, self._slots())
         return [rank for rank in ranks if as_truth(admits([rank]), guard.span, "what stands after `when`")]
+
+    def absent(self, claim: Claim) -> bool:
+        """Whether its guard is true of nothing; one that cannot be told is a finding of its own."""
+        try:
+            return not self.ranks(claim)
+        except DiagnosticError:
+            return False
+
+    def uneven(self, claim: Claim) -> bool:
+        """Whether it names a cost that the stages have different ones of."""
+        domain = Domain.of(self.program, _names(claim.condition) & set(COSTS))
+        return any(len(set(domain.own_of(name))) > 1 for name in domain.names)
 
     def _slots(self) -> dict[str, int]:
         return {} if RANK_VARIABLE in self.program.params else {RANK_VARIABLE: 0}
@@ -115,6 +151,25 @@ class _Judge:
             return _plain(values[rank])
 
         return Intrinsic(run)
+
+
+@dataclass(frozen=True)
+class _Judge(_Values):
+    """What claims are judged by."""
+
+    resimulate: Callable[[Costs], Metrics]
+    own_costs: bool
+
+    def claim(self, claim: Claim) -> list[Diagnostic]:
+        ranks, costs = self.ranks(claim), _names(claim.condition) & set(COSTS)
+        if not ranks:
+            return []
+        if costs:
+            facts = Facts(self.program, Domain.of(self.program, costs), self.resimulate)
+            return self._for_all_costs(claim, ranks, facts)
+        if not self.own_costs and is_about_own_times(claim):
+            return []
+        return self._for_own_costs(claim, ranks)
 
     # ------------------------------------------------- under the file's costs
 
@@ -158,6 +213,9 @@ class _Judge:
         for rank in ranks:
             try:
                 if all(self._proved(part, facts, rank) for part in _conjuncts(claim.condition)):
+                    refuted = self._refuted_at(_own_point(facts), claim, facts, rank) if facts.idle else None
+                    if refuted is not None:
+                        return [refuted]
                     continue
                 why = why or "no argument that pipedsl knows proves it"
             except Undecidable as error:
@@ -179,30 +237,30 @@ class _Judge:
         ]
 
     def _refuted(self, claim: Claim, facts: Facts, rank: int) -> Diagnostic | None:
-        for at in _samples(facts.domain):
-            metrics = facts.metrics(at)
-            if metrics.makespan == 0:
-                continue
-            costs = dict(zip(facts.domain.names, map(_plain, at), strict=False))
-            evaluator = self._evaluator({**_with_backward(costs), **_times(metrics)})
-            try:
-                if evaluator.compile(claim.condition, self._slots())([rank]):
-                    continue
-                failure = self._failure(claim.condition, evaluator, rank)
-            except DiagnosticError as error:
-                if all(each.code == "PD109" for each in error.diagnostics):
-                    continue  # a side is not defined at these costs
-                raise
-            under = ", ".join(f"{name} = {show(value)}" for name, value in costs.items())
-            on = (f"on rank {rank}",) if RANK_VARIABLE in _names(claim.condition) else ()
-            return Diagnostic(
-                "PD501",
-                f"this does not hold for all costs: with {under}, {failure.text}",
-                failure.span,
-                notes=(*on, self._given()),
-                help="costs that a claim names stand for every value; those it does not name are the file's",
-            )
-        return None
+        own = [_own_point(facts)] if facts.idle else []
+        points = (at for at in _samples(facts.domain) if facts.metrics(at).makespan)
+        return next(filter(None, (self._refuted_at(at, claim, facts, rank) for at in (*own, *points))), None)
+
+    def _refuted_at(self, at: Vector, claim: Claim, facts: Facts, rank: int) -> Diagnostic | None:
+        costs = dict(zip(facts.domain.names, map(_plain, at), strict=False))
+        evaluator = self._evaluator({**_with_backward(costs), **_times(facts.metrics(at))})
+        try:
+            if evaluator.compile(claim.condition, self._slots())([rank]):
+                return None
+            failure = self._failure(claim.condition, evaluator, rank)
+        except DiagnosticError as error:
+            if all(each.code == "PD109" for each in error.diagnostics):
+                return None  # a side is not defined at these costs
+            raise
+        under = ", ".join(f"{name} = {show(value)}" for name, value in costs.items())
+        on = (f"on rank {rank}",) if RANK_VARIABLE in _names(claim.condition) else ()
+        return Diagnostic(
+            "PD501",
+            f"this does not hold for all costs: with {under}, {failure.text}",
+            failure.span,
+            notes=(*on, self._given()),
+            help="costs that a claim names stand for every value, the same on all stages; the others are the file's",
+        )
 
     def _proved(self, part: Expr, facts: Facts, rank: int) -> bool:
         if not _names(part) & {*COSTS, *METRICS}:
@@ -330,6 +388,11 @@ def _samples(domain: Domain) -> Iterator[Vector]:
     for k in range(count):
         yield (*(Fraction(int(i != k)) for i in range(count)), Fraction(1))
     yield (*(Fraction(0),) * count, Fraction(1))
+
+
+def _own_point(facts: Facts) -> Vector:
+    """The file's own costs where nothing takes time; those that differ between stages then change nothing."""
+    return (*(facts.domain.own_of(name)[0] for name in facts.domain.names), Fraction(1))
 
 
 def _number(value: int, variables: int) -> Ratio:

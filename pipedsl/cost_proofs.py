@@ -71,6 +71,10 @@ class Domain:
         costs = self.costs((*(Fraction(0) for _ in self.names), Fraction(1)))
         return any(any(costs.of(kind)) for kind in self.kinds) or any(costs.send)
 
+    def own_of(self, name: str) -> tuple[Fraction, ...]:
+        """The file's own cost of this name, a value for each stage."""
+        return self.own.send if name == "send" else self.own.of(Kind[name])
+
     @property
     def directions(self) -> int:
         return len(self.names) + 1
@@ -144,8 +148,15 @@ class Facts:
                 yield form
 
     def origin(self) -> bool:
-        """Whether something still takes time when every named cost is 0, so that the claim is about that point too."""
-        return self.metrics(self.domain.unit(self.domain.directions - 1)).makespan > 0
+        """Whether the claim is about the point too where every named cost is 0: something else takes time there, or
+        nothing does and so the file has it."""
+        return self.idle or self.metrics(self.domain.unit(self.domain.directions - 1)).makespan > 0
+
+    @cached_property
+    def idle(self) -> bool:
+        """Whether nothing takes time under the file's own costs."""
+        own = self.domain.own
+        return not any(any(own.of(kind)) for kind in self.domain.kinds) and self.resimulate(own).makespan == 0
 
     def busy(self) -> tuple[Vector, ...]:
         """The busy time of every rank, which is always linear."""

@@ -66,4 +66,4 @@ def print_result(result: Result, file: str, color: Colour, err: bool = False) ->
     heading = f"{title(name_of(result, file), result.params)}: "
     print_lines([line(heading, verdict, f", {count}" if count else "")], color, err)
     profile = None if result.profile is None else result.profile.name
-    print_lines(summary_lines(report, result.program, result.claims, result.unchecked_claims, profile), color, err)
+    print_lines(summary_lines(report, result.program, result.claim_counts, profile), color, err)

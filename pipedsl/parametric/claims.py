@@ -23,7 +23,7 @@ from pipedsl.parametric.words import Unknown
 from pipedsl.program import Costs, Program
 from pipedsl.simulate import Metrics, measure, simulate
 from pipedsl.symbolic import Polynomial, Ratio, Undecidable
-from pipedsl.syntax import Binary, Call, Claim, Compare, ExpectBlock, Expr, Name
+from pipedsl.syntax import Binary, Call, Claim, Compare, Expr, Name
 from verify.forall import Linear, ParametricProgram, Prover, Run, Threshold, TooLate, activation_peaks, memory_peaks
 
 TIMES = tuple(METRICS)
@@ -100,10 +100,6 @@ def first_failure(claim: Claim, known: Known) -> int | None:
         raise Unknown(claim.condition.span, f"it is not proved for all costs: {error}") from None
     except TooLate:
         raise Unknown(claim.condition.span, "it is decided only for very large m") from None
-
-
-def claims_of(residue: Residue) -> list[Claim]:
-    return [claim for item in residue.schedule.items if isinstance(item, ExpectBlock) for claim in item.claims]
 
 
 class _Judge:
@@ -254,7 +250,7 @@ class _Judge:
                 continue
             found[metric] = _linear(form)
             busy = tuple(map(sum, zip(*facts.busy(), strict=True))) if bubble == "bubble" else facts.most_busy()
-            if busy is not None and any(form):
+            if busy is not None and any(form) and not facts.idle:  # where nothing takes time, a bubble is 0
                 of = self.known.program.ranks if bubble == "bubble" else 1
                 found[bubble] = 1 - _linear(cast(Vector, busy)) / (found[metric] * of)
         return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipedsl.claims import claims_of
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
-from pipedsl.parametric.claims import Known, claims_of, first_failure
+from pipedsl.parametric.claims import Known, first_failure
 from pipedsl.parametric.residue import Refused, Residue
 from pipedsl.parametric.words import Unknown
 from pipedsl.simulate import Stuck
@@ -126,7 +127,7 @@ def _with_claims(known: Known) -> ClassResult:
             failures += _over_caps(known, program, schedule.header.span)
         except Unknown as unknown:
             found.append(undecided(schedule, unknown.span, unknown.why))
-    for claim in claims_of(known.residue):
+    for claim in claims_of(known.residue.schedule):
         try:
             failure = first_failure(claim, known)
             failures += [] if failure is None else [failure]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
+from pipedsl.claims import ClaimCounts
 from pipedsl.program import Program
 from pipedsl.render.numbers import number, per_rank, percent
 from pipedsl.render.style import Line, line, visible
@@ -21,30 +22,36 @@ def title(name: str, params: Mapping[str, int]) -> str:
 
 
 def summary_lines(
-    report: Report, program: Program | None, claims: int = 0, unchecked: int = 0, profile: str | None = None
+    report: Report, program: Program | None, claims: ClaimCounts | None = None, profile: str | None = None
 ) -> list[Line]:
     """Transports, metrics and claims, as far as there are any.
 
-    `claims`: how many the text makes; `unchecked`: how many of them were passed over. `profile`: the name of one whose
-    durations and sizes these are.
+    `profile`: the name of one whose durations and sizes these are.
     """
     facts = list(_transports(report.transports))
     if report.metrics is not None and program is not None:
         if profile is not None:
             facts.append(("profile", visible(profile)))
         facts += metric_facts(report.metrics, program)
-    if claims and report.verdict is Verdict.VERIFIED:
-        facts.append(("claims", _claims(claims, unchecked)))
+    if claims is not None and claims.all and report.verdict is Verdict.VERIFIED:
+        facts.append(("claims", _claims(claims)))
     margin = max((len(name) for name, _ in facts), default=0)
     return [line(("dim", f"  {name:<{margin}}"), f"  {text}") for name, text in facts]
 
 
-def _claims(claims: int, unchecked: int) -> str:
-    held = claims - unchecked
-    if not unchecked:
-        return f"{'all ' if claims > 1 else ''}{claims} hold{'s' if claims == 1 else ''}"
-    why = f"{unchecked} not checked: about the schedule's own durations, not the profile's"
-    return f"{held} of {claims} hold{'s' if held == 1 else ''}, {why}" if held else why
+def _claims(claims: ClaimCounts) -> str:
+    held, said = claims.all - claims.absent - claims.passed_over, []
+    if held:
+        which = f"{held} of {claims.all}" if held < claims.all else f"all {held}" if held > 1 else "1"
+        said.append(f"{which} hold{'s' if held == 1 else ''}")
+    if claims.even:
+        these = f"{claims.even} of them " if claims.even < held else ""
+        said.append(f"{these}for stages of equal costs, unlike these")
+    if claims.absent:
+        said.append(f"{claims.absent} do{'es' if claims.absent == 1 else ''} not apply: `when` is false")
+    if claims.passed_over:
+        said.append(f"{claims.passed_over} not checked: about the schedule's own durations, not the profile's")
+    return ", ".join(said)
 
 
 def metric_facts(metrics: Metrics, program: Program) -> Iterator[tuple[str, str]]:

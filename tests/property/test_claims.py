@@ -170,3 +170,24 @@ def test_verdicts_agree_with_brute_force(case: tuple[list[list[Op]], str, tuple[
         assert code == "PD502"
         # A linear bound from above on the makespan is always decided.
         assert not claim.startswith("makespan <=")
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_what_holds_for_all_costs_holds_where_nothing_takes_time_if_so_the_file_has_it(
+    case: tuple[list[list[Op]], str, tuple[str, ...], int, random.Random],
+) -> None:
+    order, claim, names, _, _ = case
+    text = text_of(order, claim, 0).replace("F = 2 I = 1 W = 3", "F = 0 I = 0 W = 0")
+    code, message = verdict(text, len(order), sum(op[0] == "F" for op in order[0]))
+    event(code)
+    idle = dict.fromkeys(("F", "B", "I", "W", "send"), Fraction(0))
+    try:
+        held = holds(claim, order, idle)
+    except ZeroDivisionError:
+        return
+    if code == "proved":
+        assert held
+    elif not held:
+        assert code == "PD501"
+        assert all(f"{name} = 0" in message for name in names)

@@ -54,7 +54,7 @@ def judge(data: bytes, rng: random.Random) -> Report:
     paint(diagnostics_lines(report.diagnostics), colour=True)
     report_document("x", params, report)
     if result is not None:
-        paint(summary_lines(report, result.program, result.claims), colour=False)
+        paint(summary_lines(report, result.program, result.claim_counts), colour=False)
         if result.program is not None and result.timeline is not None:
             paint(timeline_lines(result.program, result.timeline, 80), colour=False)
     return report

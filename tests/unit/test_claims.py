@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipedsl.api import parse_text, verify_text
-from pipedsl.claims import check_claims
+from pipedsl.api import parse_text, verify, verify_text
+from pipedsl.claims import ClaimCounts, check_claims
 from pipedsl.diagnostics import Diagnostic
 from pipedsl.expand import expand
 from pipedsl.program import Costs
+from pipedsl.render.summary import summary_lines
 from pipedsl.simulate import Metrics, measure, simulate
 
 HEAD = "schedule x(p, m)\nstages p\nplace s -> s\nfn warmup(r) = min(p - 1 - r, m)\n"
@@ -79,6 +80,61 @@ def test_false_claims_are_refuted_with_the_values(schedule: str, claim: str, say
     (diagnostic,) = found(schedule, claim)
     assert diagnostic.code == "PD501"
     assert says in diagnostic.message
+
+
+IDLE = GPIPE + "cost { F = 0 I = 0 W = 0 }\n"
+
+
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        ("makespan > F", "F = 0, `makespan` is 0 and `F` is 0"),
+        ("makespan != F", "F = 0, `makespan` is 0 and `F` is 0"),
+        ("makespan > 3 * B + F / 2", "F = 0, B = 0, `makespan` is 0"),
+        ("0 < span", "`span` is 0"),
+        ("bubble == (p - 1) / (m + p - 1) + 0 * F", "F = 0, `bubble` is 0"),
+        ("makespan > send", "send = 0, `makespan` is 0"),
+    ],
+)
+def test_where_nothing_takes_time_it_is_the_files_own_costs_that_refute(claim: str, says: str) -> None:
+    (diagnostic,) = found(IDLE, claim)
+    assert diagnostic.code == "PD501"
+    assert says in diagnostic.message
+
+
+@pytest.mark.parametrize("claim", ["makespan == (m + p - 1) * (F + B)", "makespan >= F", "F >= 0", "B / F >= 0"])
+def test_where_nothing_takes_time_other_claims_hold(claim: str) -> None:
+    assert found(IDLE, claim) == []
+
+
+@pytest.mark.parametrize(
+    ("cost", "counts"),
+    [("", (6, 3, 0, 0)), ("cost s { F = s + 1 }", (6, 3, 0, 2)), ("cost s { W = s  send = s + 1 }", (6, 3, 0, 1))],
+)
+def test_claims_that_say_less_are_counted(cost: str, counts: tuple[int, ...]) -> None:
+    claims = "peak(r) == 2  makespan >= m * F  makespan >= m * F + B when m == 2  makespan == 1 when m == 3"
+    claims += "  peak(r) == 9 when r > 5  makespan == F when m > 2 and r == 0"
+    result = verify(parse_text(f"{GPIPE}{cost} expect {{ {claims} }}"), {"p": 2, "m": 2})
+    assert result.verdict.value == "verified"
+    assert tuple(vars(result.claim_counts).values()) == counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        (ClaimCounts(1), "1 holds"),
+        (ClaimCounts(2, even=1), "all 2 hold, 1 of them for stages of equal costs, unlike these"),
+        (ClaimCounts(2, even=2), "all 2 hold, for stages of equal costs, unlike these"),
+        (
+            ClaimCounts(3, absent=2, even=1),
+            "1 of 3 holds, for stages of equal costs, unlike these, 2 do not apply: `when` is false",
+        ),
+        (ClaimCounts(1, absent=1), "1 does not apply: `when` is false"),
+    ],
+)
+def test_what_is_said_of_claims(counts: ClaimCounts, says: str) -> None:
+    result = verify(parse_text(GPIPE), {"p": 2, "m": 2})
+    assert summary_lines(result.report, result.program, counts)[-1].text == f"  claims            {says}"
 
 
 @pytest.mark.parametrize(

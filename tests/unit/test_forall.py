@@ -39,6 +39,15 @@ def test_shipped_schedules_are_proved(name: str, p: int) -> None:
 
 
 GPIPE = HEAD + "rank r { F * m B * m }\n"
+
+
+@pytest.mark.parametrize("claim", ["makespan > F", "makespan != F", "bubble == (p - 1) / (m + p - 1) + 0 * F"])
+def test_a_file_where_nothing_takes_time_refutes_what_it_names(claim: str) -> None:
+    text = f"{GPIPE} expect {{ makespan >= m * F  {claim} when m >= 40 }}"
+    assert prove(text, p=2).verdict is Verdict.VERIFIED
+    assert prove(text + " cost { F = 0  I = 0  W = 0 }", p=2).verdict is not Verdict.VERIFIED
+
+
 SHORT_OF_ONE = "F * w(r) (F B) * (m - w(r)) B * (w(r) - 1)"
 TRAPS = {
     "one m": (HEAD + f"rank r {{ if m == 37 {{ F * (m + 1) B * m }} else {{ {ONE_F_ONE_B} }} }}", 37, "PD205"),
