@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipedsl import syntax
+from pipedsl.check import check
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Label, Limits, Span
 from pipedsl.evaluate import Budget, Evaluator, as_int
 from pipedsl.expand import parameter_values
@@ -83,7 +84,7 @@ def point(
 ) -> tuple[Diagnostic, ...]:
     """The findings about numbers of operations, at the line to change where that can be told. Raises nothing."""
     pointed = list(found)
-    if not any(finding.code in _NUMBERS for finding in found):
+    if not any(finding.code in _NUMBERS for finding in found) or check(schedule, limits):  # the latter: none is known
         return tuple(pointed)
     try:
         blocks = list(_blocks(schedule, params, limits))
