@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,16 @@ def pairs(found: Sequence[dict[int, Link] | BaseException]) -> set[tuple[int, in
     return {(rank, peer) for rank, links in enumerate(found) if isinstance(links, dict) for peer in links}
 
 
+@contextlib.contextmanager
+def nothing_left_to_close() -> Iterator[None]:
+    """By Python, which complains of it at once."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always", ResourceWarning)
+        yield
+    assert not complaints
+
+
 ALL = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
 
 
@@ -97,7 +109,9 @@ def test_where_one_end_refuses_both_do_without(refuses: int, monkeypatch: pytest
     """As where the other process is another user's."""
     is_own = neighbours.is_own
     monkeypatch.setattr(neighbours, "is_own", lambda x: threading.current_thread().name != str(refuses) and is_own(x))
-    assert pairs(meet(chain(), [True] * RANKS)) == {pair for pair in ALL if refuses not in pair}
+    with nothing_left_to_close():
+        found = meet(chain(), [True] * RANKS)
+    assert pairs(found) == {pair for pair in ALL if refuses not in pair}
 
 
 @needs_links
@@ -137,7 +151,8 @@ def test_a_stranger_is_not_taken_for_a_rank() -> None:
             strangers[-1].connect(f"\0{name}")
             strangers[-1].send(said)
 
-    found = meet(chain(), [True] * RANKS, alter=intrude)
+    with nothing_left_to_close():
+        found = meet(chain(), [True] * RANKS, alter=intrude)
     for stranger in strangers:
         stranger.settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):  # where what it said was not read

@@ -18,7 +18,7 @@ from torch import nn
 
 from pipedsl.runtime import wire as wire_module
 from pipedsl.runtime.patience import StoreSilent
-from pipedsl.runtime.wire import ConnectionLost, TorchWire, called, choose_device, message_tag, say
+from pipedsl.runtime.wire import ConnectionLost, TorchWire, called, choose_device, message_tag, say, step_tag
 from tests.support import compiled
 from tests.support.gloo_threads import SECONDS, run_ranks
 from tests.support.on_threads import results
@@ -100,6 +100,7 @@ def test_no_two_tensors_of_a_step_s_messages_share_a_tag() -> None:
     cells = itertools.product((False, True), range(5), range(3))
     tags = {message_tag(*cell, 3) + k for cell in cells for k in range(256)}
     assert len(tags) == 2 * 5 * 3 * 256
+    assert [step_tag(step, cells) for step in (1, 7) for cells in (1 << 21, 1 << 22)] == [0] * 4  # no room for steps
 
 
 @pytest.mark.parametrize("apart", [True, False])
