@@ -71,7 +71,8 @@ class ShardedChunk(Chunk):
         self._ends.clear()
         self._left = self._microbatches
         self._ran = self._idle = False
-        self._synchronise(False)
+        if train:
+            self._synchronise(False)
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():
@@ -136,6 +137,7 @@ class ShardedChunk(Chunk):
         if self._idle:
             for each in _parameters(self._sharded):
                 each._unsharded_param.grad = each.unsharded_accumulated_grad = None
+            self._synchronise(True)  # as it is outside of steps
 
     def _runs_anywhere(self) -> bool:
         """Whether a backward of this step had a gradient, on any replica; all must ask. Who knows does not wait."""

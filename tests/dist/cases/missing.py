@@ -168,6 +168,26 @@ def gradients_that_replicas_have_for_different_microbatches(job: Job) -> None:
             assert all(q.grad is None for q in stage.parameters()), "gradients that are not reduced are left"
 
 
+@case
+def sharded_stages_between_steps(job: Job) -> None:
+    """What is done with a stage outside of a pipeline is reduced as if there were none."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for train in (False, True):
+        torch.manual_seed(13)
+        stages: list[nn.Module] = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Apart()]
+        inputs: list[torch.Tensor] = [torch.arange(3), torch.ones(3, 8)]
+        stage = stages[own]
+        expected = copy.deepcopy(stage)
+        (expected(inputs[own]).sum() * (REPLICAS + 1) / 2).backward()
+        fully_shard(stage, mesh=both["data"])
+        pipeline(job, "whole", stage, both.get_group("pipe")).step(*tokens(replica), train=train)
+        stage.zero_grad()
+        (stage(inputs[own]).sum() * (replica + 1)).backward()
+        check(stage, expected)
+        assert all(isinstance(q.grad, DTensor) for q in stage.parameters())
+
+
 class Until(nn.Module):
     """Returns something to train on for the first microbatches of a step only."""
 
