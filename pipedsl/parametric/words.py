@@ -26,6 +26,9 @@ MOST_OPERATIONS = 50_000
 MOST_ROUNDS = 2_000
 """Rounds of a loop that may be taken as one."""
 
+MOST_SINGLE_ROUNDS = 200_000
+"""Rounds that are taken one by one for one rank's word."""
+
 MOST_PIECES = 500
 """Pieces that the range of one loop may fall into."""
 
@@ -91,6 +94,7 @@ class ParametricBlock:
         self._closures: dict[int, Closure] = {}
         self._slots: dict[int, int] = {}
         self._chunks = 0
+        self._rounds = 0
 
     def covers(self, rank: int) -> bool:
         """Whether the block is the program of `rank`. Raises Unknown and DiagnosticError."""
@@ -104,7 +108,7 @@ class ParametricBlock:
 
         Raises Unknown, NeedsPeriod, TooLate, and DiagnosticError for what is wrong from some m on.
         """
-        self._chunks = len(stages)
+        self._chunks, self._rounds = len(stages), 0
         output = _Output(inner=False)
         environment: Environment = [None] * (1 + sum(isinstance(word, For | Let) for word in words(self.block.body)))
         environment[0] = rank
@@ -239,6 +243,13 @@ class ParametricBlock:
         if out.size > MOST_OPERATIONS:
             raise Unknown(span, f"more than {MOST_OPERATIONS:,} operations apart from those that only repeat")
 
+    def _take(self, rounds: int, span: Span) -> None:
+        """Count rounds before they are taken: a range may be of any length, and its rounds empty."""
+        self._budget.spend(rounds, span)
+        self._rounds += rounds
+        if self._rounds > MOST_SINGLE_ROUNDS:
+            raise Unknown(span, f"more than {MOST_SINGLE_ROUNDS:,} rounds of loops that are taken one by one")
+
     # --------------------------------------------------------------- numbers
 
     def _numbered(self, pieces: list[_Piece], stages: list[int]) -> tuple[Segment, ...]:
@@ -285,11 +296,11 @@ class _Loop:
 
     def singles(self, first: Linear, offset: int, rounds: int, per_round: int = 0) -> None:
         """Rounds whose number is constant, one by one. `per_round`: of the loop around, what `first` grows by."""
+        self.block._take(rounds, self.word.span)
         for i in range(rounds):
             self.round(of_line(self.values, first.plus(offset + i), per_round), self.out)
 
     def round(self, value: Value, out: _Output) -> None:
-        self.block._budget.spend(1, self.word.span)
         self.env[self.slot] = value
         self.block._word(self.word.body, self.scope, self.env, out)
         self.block._check_size(out, self.word.span)
@@ -322,6 +333,7 @@ class _Loop:
             turns = floor_divided(rounds, per)
         self.block._never_negative(turns.plus(-1))
         body = _Output(inner=True)
+        self.block._take(per, self.word.span)
         self.values.rounds = turns
         try:
             for i in range(per):

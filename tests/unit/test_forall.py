@@ -41,6 +41,21 @@ def test_shipped_schedules_are_proved(name: str, p: int) -> None:
 GPIPE = HEAD + "rank r { F * m B * m }\n"
 
 
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        ("for k in 0 .. 1000000000000 { }", "this takes more than 20,000,000 loop rounds"),
+        ("for k in 0 .. 200001 { }", "more than 200,000 rounds of loops that are taken one by one"),
+        ("for i in 0 .. 500 { for k in 0 .. 500 { } }", "more than 200,000 rounds of loops"),
+    ],
+)
+def test_rounds_are_counted_before_they_are_taken(loop: str, says: str) -> None:
+    found = prove(f"{HEAD} rank r {{ {loop} F * m B * m }}", p=1)
+    assert found.verdict is Verdict.UNKNOWN
+    assert says in found.diagnostics[0].message
+    assert prove(f"{HEAD} rank r {{ for k in 0 .. 2000 {{ }} F * m B * m }}", p=1).verdict is Verdict.VERIFIED
+
+
 @pytest.mark.parametrize("claim", ["makespan > F", "makespan != F", "bubble == (p - 1) / (m + p - 1) + 0 * F"])
 def test_a_file_where_nothing_takes_time_refutes_what_it_names(claim: str) -> None:
     text = f"{GPIPE} expect {{ makespan >= m * F  {claim} when m >= 40 }}"
