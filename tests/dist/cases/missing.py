@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -166,6 +168,37 @@ def gradients_that_replicas_have_for_different_microbatches(job: Job) -> None:
                 assert (ours.grad is None) == (theirs.grad is None), (name, in_layers, passed)
             unshard_all(stage)
             assert all(q.grad is None for q in stage.parameters()), "gradients that are not reduced are left"
+
+
+@case
+def parameters_that_are_sharded_and_replicated(job: Job) -> None:
+    """Four replicas in two dimensions, of which one alone has a gradient for the first stage; then none, or the others.
+
+    Each holds both stages.
+    """
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
+    alone, _ = dist.new_subgroups(1)
+    size = dist.get_world_size()
+    for who in ((3,), (), (0, 1, 2)):
+        torch.manual_seed(14)
+        stages: list[nn.Module] = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 8)), Through()]
+        expected = copy.deepcopy(stages)
+        for step, each in itertools.product(range(2), range(size)):
+            expected[1].microbatches = (1,) if each in who else ()
+            batch, targets = tokens(10 * step + each)
+            for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                (functional.cross_entropy(expected[1](expected[0](x)), y) / M / size).backward()
+        stages[1].microbatches = (1,) if job.rank in who else ()
+        for stage in stages:
+            fully_shard(stage, mesh=both)
+        pipe = job.compiled("v_shape_1").Pipeline(
+            stages, functional.cross_entropy, process_group=alone, timeout=PATIENCE
+        )
+        for step in range(2):
+            pipe.step(*tokens(10 * step + job.rank))
+        for stage, theirs in zip(stages, expected, strict=True):
+            check(stage, theirs)
+        assert all((q.grad is None) == (not who) for q in stages[0].parameters())
 
 
 @case
