@@ -72,6 +72,10 @@ class _Variable:
     type: Type
 
 
+def _claims_only(scope: _Scope) -> str:
+    return "what a claim says, not in its `when`" if scope.guard else "the claims of `expect` only"
+
+
 @dataclass(frozen=True)
 class _Scope:
     """The names that an expression may use."""
@@ -79,6 +83,7 @@ class _Scope:
     variables: Mapping[str, _Variable]
     claims: bool = False
     functions: bool = True
+    guard: bool = False  # of a claim
 
     def add(self, name: str, span: Span | None, type: Type = "number") -> _Scope:
         return replace(self, variables={**self.variables, name: _Variable(span, type)})
@@ -337,7 +342,7 @@ class _Checker:
         scope = top if RANK_VARIABLE in top.variables else top.add(RANK_VARIABLE, None)
         self.expect(claim.condition, replace(scope, claims=True), "truth", "a claim")
         if claim.guard is not None:
-            self.expect(claim.guard, scope, "truth", "what stands after `when`")
+            self.expect(claim.guard, replace(scope, guard=True), "truth", "what stands after `when`")
 
     # ----------------------------------------------------------------- words
 
@@ -434,10 +439,10 @@ class _Checker:
         if known in COSTS or known in METRICS:
             if not scope.claims:
                 what = "cost" if known in COSTS else "metric"
-                help_ = (
-                    "if the operation is meant: a number is wanted here, as in `A * n B`" if len(known) == 1 else None
-                )
-                self.say("PD107", f"the {what} `{known}` may stand in the claims of `expect` only", name.span, help_)
+                operation = "if the operation is meant: a number is wanted here, as in `A * n B`"
+                help_ = operation if len(known) == 1 and not scope.guard else None
+                where = _claims_only(scope)
+                self.say("PD107", f"the {what} `{known}` may stand in {where}", name.span, help_)
             return "number"
         if known in self.functions or known in BUILTINS or known in RANK_METRICS:
             self.say("PD108", f"`{known}` is a function and needs its arguments", name.span, f"write `{known}(...)`")
@@ -451,7 +456,7 @@ class _Checker:
             self.expr(argument, scope)
         if name in RANK_METRICS:
             if not scope.claims:
-                self.say("PD107", f"`{name}` may stand in the claims of `expect` only", call.name_span)
+                self.say("PD107", f"`{name}` may stand in {_claims_only(scope)}", call.name_span)
             self.arity(call, 1)
             return "number"
         if name in self.functions and not scope.functions:

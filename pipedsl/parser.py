@@ -20,7 +20,7 @@ def read_source(name: str, data: bytes, limits: Limits = Limits()) -> Source:
     """The text of a file. Raises DiagnosticError (PD101): not UTF-8, a NUL byte, or over `limits.source_bytes`."""
     if len(data) > limits.source_bytes:
         raise DiagnosticError(
-            [Diagnostic("PD101", f"{name} has {len(data)} bytes, more than the limit of {limits.source_bytes}")]
+            [Diagnostic("PD101", f"{name} has more than {limits.source_bytes} bytes, the limit")]
         )
     content = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:

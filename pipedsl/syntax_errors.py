@@ -139,6 +139,8 @@ def _help(
         return "`=` defines, `==` compares"
     if token == "{" and "RANGE" in expected:
         return "a loop is `for k in 0 .. n { ... }`"
+    if "CALLEE" in expected and token.type == "NAME" and tokens[at + 1 : at + 2] == ["="]:  # in `memory`
+        return f"write `{token}({'r' if token == 'cap' else 's'}) = ...`, also where it is the same for all"
     if token.type == "NUMBER" and previous is not None and previous.type == "RANK":
         return f"one rank's program is `rank r where r == {token} {{ ... }}`"
     in_program = not expected.isdisjoint(("KIND",)) and not expected >= _EXPRESSION

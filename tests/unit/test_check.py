@@ -109,6 +109,14 @@ def test_help_names_what_was_probably_meant() -> None:
     assert [d.help for d in found(text)] == ["did you mean `warmup`?"]
 
 
+@pytest.mark.parametrize("name", ["send", "F", "bubble", "peak(r)"])
+def test_a_guard_is_not_what_is_claimed(name: str) -> None:
+    (diagnostic,) = found(HEAD + BODY + f"expect {{ makespan >= 0 * send when {name} == 0 }}")
+    assert diagnostic.code == "PD107"
+    assert diagnostic.message.endswith("may stand in what a claim says, not in its `when`")
+    assert diagnostic.help is None
+
+
 def test_the_cycle_of_a_recursion_is_shown() -> None:
     (diagnostic,) = found(HEAD + BODY + "fn f(x) = g(x)\nfn g(x) = f(x)")
     assert "`f` -> `g` -> `f`" in diagnostic.message

@@ -264,6 +264,8 @@ rank r { F ) }
         ("place stages -> 1", "`stages` is a word of the language", "another name"),
         ("expct { }", "found `expct`", "did you mean `expect`?"),
         ("stages", "after `stages`, found the end", None),
+        ("memory { cap = 4 }", "found `cap`", "write `cap(r) = ...`"),
+        ("memory { cap(r) = 4  weights = 2 }", "found `weights`", "write `weights(s) = ...`"),
     ],
 )
 def test_messages_say_what_to_write(text: str, message: str, help_: str | None) -> None:
