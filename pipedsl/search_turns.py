@@ -13,10 +13,10 @@ from math import inf
 
 from pipedsl.search_runs import Effort, Job, Outcome, better_bound
 
-LOOK = 0.3
+LOOK = 0.1
 """Of the budget, for the first look at all of them together."""
 
-FIRST = 0.6
+FIRST = 0.5
 """Of what is left then, for the most promising, and of the rest of that for the next; all for the last."""
 
 LEAST = 0.01

@@ -79,7 +79,7 @@ def test_the_best_has_the_most_and_the_last_all_that_is_left(monkeypatch: pytest
     goes_on = script.jobs[3]
     assert (goes_on.start, goes_on.known) == (
         FOUND[1].orders,
-        replace(FOUND[1], value=20, bound=10, proof=None, work=10),
+        replace(FOUND[1], value=20, bound=10, proof=None, work=script.jobs[1].budget.work),
     )
 
 
