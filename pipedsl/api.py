@@ -18,7 +18,7 @@ from pipedsl.calls_json import read_calls
 from pipedsl.claims import ClaimCounts, check_claims, claims_of, count_claims, is_about_own_times
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits, Span
 from pipedsl.expand import admits, expand
-from pipedsl.library import find
+from pipedsl.library import find, find_text
 from pipedsl.occupancy import Part, memory_used, parts_at_peaks
 from pipedsl.parser import parse, read_source
 from pipedsl.program import Costs, Program
@@ -108,7 +108,7 @@ class Result:
 def load(file_or_name: str, limits: Limits | None = None) -> Schedule:
     """The schedule in a file, or a shipped one by its name. Raises UsageError and DiagnosticError."""
     limits = limits or Limits()
-    name, data = find(file_or_name, limits)
+    name, data = find_text(file_or_name, limits)
     return parse(read_source(name, data, limits), limits)
 
 

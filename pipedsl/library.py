@@ -48,6 +48,17 @@ def find(file_or_name: str, limits: Limits | None = None) -> tuple[str, bytes]:
     return file_or_name, _read(path, size)
 
 
+def find_text(file_or_name: str, limits: Limits | None = None) -> tuple[str, bytes]:
+    """`find` for who wants the text of a schedule: UsageError for the other forms that `verify` reads."""
+    name, data = find(file_or_name, limits)
+    start = data[:100].strip()[:1] if file_or_name == "-" else b""  # no text starts with a digit or a brace
+    for suffix, what, known in ((".json", "calls in JSON", start == b"{"), (".csv", "a CSV", start.isdigit())):
+        if known or file_or_name.endswith(suffix):
+            instead = f"; that is read from a file named *{suffix}" if known else ", where a schedule's text is wanted"
+            raise UsageError(f"{name} holds {what}{instead}")
+    return name, data
+
+
 def _is_name(text: str) -> bool:
     return "\0" not in text and not any(separator in text for separator in (os.sep, os.altsep) if separator)
 

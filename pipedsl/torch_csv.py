@@ -186,8 +186,8 @@ def write_csv(program: Program, calls: Calls | None = None) -> str:
     Without `calls` the operations as the program has them: `compute_only` to PyTorch, or `compute_comms` if the
     program places its communication itself. With `calls` (those that `lower` made for it) `compute_comms`: sends and
     receives where the calls have them; PyTorch places the waits. Raises DiagnosticError (PD113) for what the format
-    has no place for: replicas, batches, other kinds of operation. A REDUCE among computations alone stands in what
-    PyTorch dumps, but it loads it only as `compute_comms`.
+    has no place for: replicas, batches, other kinds of operation, ranks without any (`read_csv` takes an empty line for
+    a mistake). A REDUCE among computations alone stands in what PyTorch dumps, but it loads it only as `compute_comms`.
     """
     if program.placement.shape[0] > 1:
         raise _unsupported("replicas", program)
@@ -198,6 +198,8 @@ def write_csv(program: Program, calls: Calls | None = None) -> str:
     unknown = np.flatnonzero(~np.isin(kinds, (*WORK, *COMMUNICATION)))
     if len(unknown):
         raise _unsupported(Kind(kinds[unknown[0]]).name, program)
+    if (offsets[1:] == offsets[:-1]).any():
+        raise _unsupported("a rank without operations", program)
     names = [kind.name for kind in Kind]
     columns = zip(stages.tolist(), kinds.tolist(), microbatches.tolist(), strict=True)
     cells = [

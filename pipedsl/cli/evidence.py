@@ -64,6 +64,13 @@ def write_search_evidence(result: SearchResult, path: str) -> list[str]:
     return said
 
 
+def check_mended_name(file: str, output: str) -> None:
+    """UsageError where the mended `file` would be read as something else, by the name of `output`."""
+    suffix, what = (".json", "calls in JSON") if file.endswith(".json") else (".sched", "a schedule's text")
+    if Path(output).suffix in {".json", ".csv", ".sched"} - {suffix}:
+        raise UsageError(f"{output} would be read as something else: what --fix writes of {file} is {what}, *{suffix}")
+
+
 def write_mended(result: Result, file: str, output: str | None) -> str:
     """Write what is safe on every transport in place of `file`; what became of it in a line.
 

@@ -12,7 +12,7 @@ from pipedsl.cli.status import FAILED, REJECTED
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.files import write_atomically
 from pipedsl.format import format_schedule
-from pipedsl.library import SHIPPED_PREFIX, UsageError, find
+from pipedsl.library import SHIPPED_PREFIX, UsageError, find_text
 from pipedsl.parser import parse, read_source
 from pipedsl.render.style import Colour, Line, line, visible
 
@@ -50,7 +50,7 @@ def command(files: tuple[str, ...], check: bool, diff: bool, color: Colour, limi
 
 
 def _format_file(file: str, mode: Mode, color: Colour, limits: Limits) -> int:
-    name, data = find(file, limits)
+    name, data = find_text(file, limits)
     if name.startswith(SHIPPED_PREFIX):
         raise UsageError(f"no such file: {file} (fmt does not touch shipped schedules; give a path)")
     old = read_source(name, data, limits)

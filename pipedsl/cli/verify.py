@@ -100,6 +100,10 @@ def command(
     """
     if output is not None and not fix:
         raise click.UsageError("-o names what --fix writes; there is no --fix")
+    if output is not None:
+        from pipedsl.cli.evidence import check_mended_name
+
+        check_mended_name(file, output)
     if for_all is not None:
         if certificate or fix or profile or form not in ("text", "json"):
             raise click.UsageError("--for-all goes with -D, --format text or json, and limits alone")

@@ -17,7 +17,9 @@ VERSION = 1
 
 
 def proof_lines(name: str, proof: ForAll) -> Iterator[Line]:
-    """The verdict, and which m it rests on."""
+    """The verdict, and which m it rests on; nothing where a parameter has no value."""
+    if any(each.code == "PD111" for each in proof.diagnostics):
+        return
     verdict = (STYLES[proof.verdict], proof.verdict.value)
     about = " for every m"
     if proof.verdict is Verdict.REJECTED and proof.fails_at is not None:

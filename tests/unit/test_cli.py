@@ -387,7 +387,7 @@ def test_other_ends(monkeypatch: pytest.MonkeyPatch, error: BaseException, statu
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(fmt, "find", fail)
+    monkeypatch.setattr(fmt, "find_text", fail)
     if isinstance(error, OSError):
         assert "No space left" in run("fmt", "x", status=2).output
     else:

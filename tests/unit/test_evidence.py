@@ -147,6 +147,41 @@ def test_what_is_written_to_standard_output_stands_there_alone(tmp_path: Path, m
     assert {path.name for path in tmp_path.iterdir()} == {"calls.json", "mended.json", "program.json", "proof.json"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["fmt {}", "fmt --check {}", "verify {} --for-all m", "expand {} --problem", "search {}"],
+)
+@pytest.mark.parametrize(("suffix", "form"), [(".json", "--calls --format json"), (".csv", "--format csv")])
+def test_what_wants_a_text_takes_no_other_form(arguments: str, suffix: str, form: str, tmp_path: Path) -> None:
+    file = tmp_path / f"x{suffix}"
+    text = run("expand", "1f1b", "-D", "p=2", "-D", "m=2", *form.split()).stdout
+    file.write_text(text)
+    done = run(*arguments.format(file).split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"x{suffix} holds " in done.stderr
+    assert "where a schedule's text is wanted" in done.stderr
+    assert file.read_text() == text
+    done = CliRunner().invoke(cli, ["verify", "-"], input=text)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"that is read from a file named *{suffix}" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "other"), [("calls.json", "x.sched"), ("broken.sched", "x.json"), ("b.csv", "x.csv")])
+def test_fix_writes_nothing_under_a_name_that_would_be_read_as_something_else(
+    name: str, other: str, tmp_path: Path
+) -> None:
+    texts = {"calls.json": json.dumps(HANGS), "broken.sched": Path(BROKEN).read_text(), "b.csv": "0F0,0B0\n"}
+    (tmp_path / name).write_text(texts[name])
+    done = run("verify", str(tmp_path / name), "--fix", "-o", str(tmp_path / other))
+    assert (done.exit_code, "would be read as something else" in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_nothing_is_rejected_for_every_m_where_a_parameter_has_no_value() -> None:
+    done = run("verify", "1f1b", "--for-all", "m")
+    assert (done.exit_code, "`p` has no value" in done.output, "every m" in done.output) == (2, True, False)
+
+
 def test_csv_goes_through_every_command(tmp_path: Path) -> None:
     table = tmp_path / "1f1b.csv"
     table.write_text(run("expand", "1f1b", "-D", "p=4", "-D", "m=8", "--format", "csv").output)

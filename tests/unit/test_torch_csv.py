@@ -317,7 +317,14 @@ def test_what_has_no_place_in_the_file() -> None:
     program = PROGRAMS["1f1b"]
     calls = lower(program, simulate(program))
     batched = replace(calls, batch=np.zeros_like(calls.batch))
-    for attempt in (lambda: write_csv(replicas), lambda: write_csv(offload), lambda: write_csv(program, batched)):
+    idle = word_program([["F0", "B0"], []], placement=[0])
+    for attempt in (
+        lambda: write_csv(replicas),
+        lambda: write_csv(offload),
+        lambda: write_csv(program, batched),
+        lambda: write_csv(idle),
+        lambda: write_csv(idle, lower(idle, simulate(idle))),
+    ):
         with pytest.raises(DiagnosticError) as caught:
             attempt()
         assert [each.code for each in caught.value.diagnostics] == ["PD113"]
