@@ -19,9 +19,7 @@ _MOST_FINDINGS = 50
 def read_source(name: str, data: bytes, limits: Limits = Limits()) -> Source:
     """The text of a file. Raises DiagnosticError (PD101): not UTF-8, a NUL byte, or over `limits.source_bytes`."""
     if len(data) > limits.source_bytes:
-        raise DiagnosticError(
-            [Diagnostic("PD101", f"{name} has more than {limits.source_bytes} bytes, the limit")]
-        )
+        raise DiagnosticError([Diagnostic("PD101", f"{name} has more than {limits.source_bytes} bytes, the limit")])
     content = data.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:
         text, message = content.decode(), ""
