@@ -19,7 +19,7 @@ from verify.search.engines import Engine
 from verify.search.exact import Answer
 from verify.search.model import Model, Run, fits, run
 from verify.search.problem import Infeasible
-from verify.search.shave import shave
+from verify.search.shave import Shaving
 from verify.search.solve import _Search
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
@@ -27,22 +27,27 @@ from verify.search.windows import narrow
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
 
-def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: float = 30) -> Spacing | None:
-    """All that is shown with questions about `few` microbatches; None where the limit is refuted."""
+def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: float = 30) -> Shaving | None:
+    """What is shown with questions about `few` microbatches; None where the limit is refuted."""
     search = _Search(problem, Budget(2 * work, engine=engine), 0, None, None, None, None)
     try:
-        return list(shave(search, Spacing(), limit, work, [few * len(search.model) // problem.microbatches]))[-1]
+        shaving = Shaving(search, Spacing(), limit)
+        shaving.sweep(few, work)
     except Infeasible:
         return None
+    return shaving
 
 
-def inside(model: Model, found: Run, shown: Spacing | None, limit: int) -> bool:
+def inside(model: Model, found: Run, shaving: Shaving | None) -> bool:
     """Whether an order within the limit is as what was shown of those says."""
-    if shown is None:
+    if shaving is None:
         return False
+    shown = shaving.spacing
     ends = [start + time for start, time in zip(found.start, model.duration, strict=True)]
-    return all(found.start[row] >= time for row, time in shown.starts) and all(
-        ends[row] + time <= limit for row, time in shown.ends
+    return (
+        all(found.start[row] >= time for row, time in shown.starts)
+        and all(ends[row] + time <= shaving.limit for row, time in shown.ends)
+        and shaving.low <= found.value
     )
 
 
@@ -58,8 +63,33 @@ def test_every_order_within_the_limit_is_left(seed: int) -> None:
     ]
     least = min(ran.value for ran in runs)
     for few, limit in product((1, 2), (least, least + 2, least + 9)):
-        shown = shaved(problem, limit, few)
-        assert all(inside(model, ran, shown, limit) for ran in runs if ran.value <= limit)
+        shaving = shaved(problem, limit, few)
+        assert all(inside(model, ran, shaving) for ran in runs if ran.value <= limit)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
+    """Of orders within it, and more than is known of these from the start; below the least it is refuted in the end."""
+    problem = uneven(seed, 2, 3, TIMES)
+    model = model_of(problem)
+    runs = [
+        ran
+        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
+        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
+    ]
+    least = min(ran.value for ran in runs)
+    first = shaved(problem, least + 9, 2)
+    assert first is not None
+    lower = first.lower(least + 2)
+    assert lower.limit == least + 2
+    assert set(lower.spacing.starts) == set(first.spacing.starts)
+    assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
+    lower.sweep(2, 100)
+    assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
+    assert first.low <= lower.low <= least
+    assert lower.width <= Shaving(lower.standing, Spacing(), least + 2).width
+    with pytest.raises(Infeasible):
+        first.lower(first.low - 1)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -74,7 +104,7 @@ def test_no_limit_is_refuted_that_is_met(seed: int) -> None:
     found = run(model, model.rows(best.orders))
     assert found is not None
     for few, limit in ((2, least), (3, least), (4, least), (3, least + 3)):
-        assert inside(model, found, shaved(problem, limit, few), limit)
+        assert inside(model, found, shaved(problem, limit, few))
 
 
 def test_more_is_refuted_than_by_chains() -> None:
@@ -100,13 +130,14 @@ def test_strands_may_come_in_any_order() -> None:
     problem = uneven(3, 3, 5, TIMES)
     turned = replace(problem, strands=tuple(strands[::-1] for strands in problem.strands))
     limit = int(solve(problem, budget=Budget(20)).value / problem.time_unit)
-    shown, others = shaved(problem, limit, 3), shaved(turned, limit, 3)
-    assert shown is not None
-    assert others is not None
+    one, other = shaved(problem, limit, 3), shaved(turned, limit, 3)
+    assert one is not None
+    assert other is not None
+    shown, others = one.spacing, other.spacing
     assert shown.ends
     operations, those = model_of(problem).operations, model_of(turned).operations
-    for one, other in ((shown.starts, others.starts), (shown.ends, others.ends)):
-        assert {operations[row]: time for row, time in one} == {those[row]: time for row, time in other}
+    for these, turned_round in ((shown.starts, others.starts), (shown.ends, others.ends)):
+        assert {operations[row]: time for row, time in these} == {those[row]: time for row, time in turned_round}
 
 
 @pytest.mark.parametrize("seed", [3, 9])
@@ -117,4 +148,4 @@ def test_large_orders_are_left(seed: int) -> None:
     found = run(model, model.rows(solve(problem, budget=Budget(0.2)).orders))
     assert found is not None
     assert found.value > lower_bound(model).value
-    assert inside(model, found, shaved(problem, found.value, 5, work=2), found.value)
+    assert inside(model, found, shaved(problem, found.value, 5, work=2))

@@ -39,12 +39,15 @@ def decide(
     extra: Sequence[tuple[int, int]] = (),
     spacing: Spacing = NOTHING,
     end: int | None = None,
+    like: Sequence[int] | None = None,
+    loads: bool = True,
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any; as `exact.decide`.
 
     `work` is CP-SAT's deterministic time, about a second each; the same work gives the same answer. Numbers that are
     too large for it leave it UNKNOWN: `engines.suited` says beforehand.
     """
+    like = like if all(model.duration) else None  # in another unit
     model, limit = without_instants(model, limit)
     try:
         window = narrow(model, limit, extra, spacing=spacing, end=end)
@@ -56,6 +59,8 @@ def decide(
 
     asked = cp_model.CpModel()
     start = _starts(asked, model, window, limit)
+    for variable, value in zip(start, like or (), strict=False):
+        asked.add_hint(variable, value)
     used, prompt = 0.0, False
     while True:
         solver = cp_model.CpSolver()

@@ -13,7 +13,7 @@ from verify.search.formula import Formula
 from verify.search.load import Literal
 from verify.search.model import Model, run
 from verify.search.problem import Infeasible
-from verify.search.solver import FAR, UNITS, UNITS_WITH_SUMS, check, counted, new_solver
+from verify.search.solver import FAR, UNITS, UNITS_WITH_SUMS, check, counted, new_solver, suggest, values
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
 
@@ -30,13 +30,15 @@ class Answer(Enum):
 class Decision:
     """`rows`: orders at most at the limit, where FOUND. `work`: about seconds, by z3's own count. `by`: windows or z3.
 
-    `clauses`: what was added on the way to a refutation: about memory, and about when ranks begin."""
+    `clauses`: what was added on the way to a refutation: about memory, and about when ranks begin. `start`: when
+    operations start in what was found, all of which takes time."""
 
     answer: Answer
     rows: list[list[int]] | None
     work: float
     by: str = "z3"
     clauses: tuple[str, ...] = ()
+    start: list[int] | None = None
 
 
 def decide(
@@ -49,13 +51,18 @@ def decide(
     extra: Sequence[tuple[int, int]] = (),
     spacing: Spacing = NOTHING,
     end: int | None = None,
+    like: Sequence[int] | None = None,
+    loads: bool = True,
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any.
 
     `work`: z3's limit, 0 for none; the same work gives the same answer. `seconds`: an outer stop, 0 for none. `extra`:
     pairs of rows of which the first must end before the second starts. `spacing`: what is known beside, where every
-    operation takes time. `end`: the one that is to have ended by the limit, whatever the objective.
+    operation takes time. `end`: the one that is to have ended by the limit, whatever the objective. `like`: starts,
+    near which to look first. `loads`: with the clauses of `load`, which only cost time where ranks have
+    much to lose.
     """
+    like = like if all(model.duration) else None  # in another unit
     model, limit = without_instants(model, limit)
     try:
         window = narrow(model, limit, extra, spacing=spacing, end=end)
@@ -63,13 +70,15 @@ def decide(
         return Decision(Answer.REFUTED, None, 0, "windows")
     import z3
 
-    formula = Formula(model, window)
+    formula = Formula(model, window, loads)
     solver = new_solver(seed, bool(formula.sums))
     context = solver.ctx
     unit = UNITS_WITH_SUMS if formula.sums else UNITS
     unit = unit * MANY // max(MANY, len(model))
     stop = monotonic() + seconds if seconds else float("inf")
     solver.from_string(formula.assertions())
+    if like is not None:
+        suggest(solver, formula.names, like)
     used = 0
     clauses: list[str] = []
     prompt: list[str] = []
@@ -80,11 +89,7 @@ def decide(
             return Decision(Answer.REFUTED, None, used / unit, clauses=tuple(clauses))
         if answer != z3.sat or monotonic() > stop or (work and used >= work * unit):
             return Decision(Answer.UNKNOWN, None, used / unit)
-        assignment = solver.model()
-        found = {declaration.name(): assignment[declaration] for declaration in assignment.decls()}
-        start = [
-            found[name].as_long() if name in found else window.earliest[row] for row, name in enumerate(formula.names)
-        ]
+        start = values(solver, formula.names, window.earliest)
         rows = orders_by_start(model, start)
         broken = [clause for r in formula.lazy for clause in formula.overfull(r, rows[r])]
         if not broken and window.spans and not prompt and is_longer(model, rows, limit):
@@ -94,7 +99,7 @@ def decide(
             if prompt:
                 continue
         if not broken:
-            return Decision(Answer.FOUND, rows, used / unit)
+            return Decision(Answer.FOUND, rows, used / unit, start=start)
         for clause in broken:
             solver.add(z3.Or([_truth(z3, context, literal) for literal in clause] or [z3.BoolVal(False, context)]))
             clauses.append(f"(assert (or false {' '.join(str(literal) for literal in clause)}))")

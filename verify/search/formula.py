@@ -26,7 +26,7 @@ class Formula:
     `literal(x, y)`: that x ends before y starts, for two rows of a rank.
     """
 
-    def __init__(self, model: Model, window: Window) -> None:
+    def __init__(self, model: Model, window: Window, loads: bool = True) -> None:
         self.model, self.window = model, window
         self.names = [f"{op.kind.name}.{op.stage}.{op.microbatch}" for op in model.operations]
         self.declared: list[str] = [f"(declare-const {name} Int)" for name in self.names]
@@ -42,7 +42,8 @@ class Formula:
         for r, room in enumerate(model.room):
             if room is not None:
                 self._memory(r, room, ordered[r])
-        self.lines += load_clauses(model, window, self.literal, self.names)
+        if loads:
+            self.lines += load_clauses(model, window, self.literal, self.names)
 
     def text(self, comment: str = "", more: Sequence[str] = ()) -> str:
         """A whole file: unsatisfiable when no order is within the limit. `more`: clauses about lazy ranks."""

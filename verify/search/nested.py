@@ -9,22 +9,26 @@ Russian dolls (Verfaillie, Lemaitre and Schiex 1996); theirs leave out variables
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import log2
 
 from verify.search.bounds import chains, lower_bound
 from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Answer
 from verify.search.model import Model, model_of, run
 from verify.search.problem import Infeasible, Objective
-from verify.search.shave import shave
+from verify.search.shave import Shaving
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
-FIRST = 4  # so small a part of a turn is for few microbatches alone
-SHAVING = 3  # so small a part of the work that is left goes to one limit for a few microbatches at a time
-WHOLE = 6  # so small a part of that goes to the whole problem each time
-STEPS = 3  # so small a part of the gap is the first step for the whole
+FIRST = 16  # so small a part of a turn is for few microbatches alone
+RESERVE = 4  # so small a part of the work is kept for a lower limit
+DOUBLED = 14  # a limit higher by so small a part of the gap takes twice the work, about
+SIZES = (190, 310, 400)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
+ENOUGH = 10  # so small a part of all windows must be cut off for more such questions to be worth their work
+SLOWER = 2  # a unit of work takes so many times as long here as elsewhere
+WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
 
@@ -61,7 +65,8 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
     `share`: work, of which a part is for the former; for the latter what is left of it, and half as much. Raises
     `Infeasible`.
     """
-    end, share = standing.work + 3 * share / 2, share / FIRST
+    end = standing.work + min(3 * share / 2, standing.left / SLOWER)
+    share = min(share, standing.left) / FIRST
     stop = standing.work + share
     vain = 0
     for count in range(1, standing.problem.microbatches // 2 + 1):
@@ -83,37 +88,58 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
 
 
 def _ask_whole(standing: Standing, spacing: Spacing, stop: float) -> None:
-    """From the bottom up, as what is nearer to the optimum costs more. `stop`: at so much work in all.
+    """The limit in the middle first, and then the one for which there should be work enough, by what that took."""
+    gap = standing.value - standing.low
+    limit, begun = standing.low + gap // 2, standing.work
+    while standing.rows is not None and standing.low <= limit < standing.value and standing.work < stop:
+        value = standing.value
+        try:
+            _refute(standing, Shaving(standing, spacing, limit), stop)
+        except Infeasible:
+            standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
+        if standing.value < value:
+            limit = (standing.low + standing.value) // 2
+            continue
+        more = log2((stop - standing.work) / max(standing.work - begun, LEAST)) if standing.work < stop else 0.0
+        if standing.low <= limit or more <= 0:
+            return
+        limit = min(standing.value - 1, limit + max(1, int(gap * more / DOUBLED)))
+        begun = standing.work
 
-    The whole is asked about again each time that more is known of a few microbatches, and at last with half of what is
-    left of the work.
+
+def _refute(standing: Standing, shaving: Shaving, stop: float) -> None:
+    """The limit with most of the work; where that is not enough, a lower one, with what is known by then.
+
+    Raises `Infeasible` where it is refuted.
     """
-    step = (standing.value - standing.low) // STEPS
-    leads_on = True
-    while step > 0 and not standing.done and standing.rows is not None and standing.work < stop:
-        limit = min(standing.low + step, standing.value) - 1
-        part = (stop - standing.work) / SHAVING if leads_on else 0.0
-        end = standing.work + part
-        answer, known = _ask_with_few(standing, spacing, limit, part)
-        if answer is Answer.UNKNOWN:
-            leads_on = standing.work >= end
-            answer = _ask_all(standing, known, limit, (stop - standing.work) / 2)
-        if answer is not Answer.REFUTED:
-            step //= 2
+    value = standing.value
+    _shave(standing, shaving, stop - (stop - standing.work) / RESERVE)
+    if standing.value < value or standing.done or shaving.limit <= standing.low:
+        return
+    lower = (standing.low + shaving.limit) // 2
+    if standing.work < stop and standing.left >= LEAST:
+        try:
+            _refute(standing, shaving.lower(lower), stop)
+        except Infeasible:
+            standing.raise_bound(lower + 1, f"refuted by {standing.engine}")
 
 
-def _ask_with_few(standing: Standing, spacing: Spacing, limit: int, work: float) -> tuple[Answer, Spacing]:
-    """And what is known at last of orders within the limit."""
-    known = spacing
-    try:
-        for known in shave(standing, spacing, limit, work):
-            answer = _ask_all(standing, known, limit, work / WHOLE)
-            if answer is not Answer.UNKNOWN:
-                return answer, known
-    except Infeasible:
-        standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
-        return Answer.REFUTED, known
-    return Answer.UNKNOWN, known
+def _shave(standing: Standing, shaving: Shaving, stop: float) -> None:
+    """More and more microbatches a question, the most as long as it leads on; and what that leaves, all at once."""
+    count = standing.problem.microbatches
+    sizes = sorted({max(1, min(count - 1, size * count // len(standing.model))) for size in SIZES})
+    number = 0
+    while number < len(sizes) and standing.work < stop and standing.left >= LEAST:
+        width, begun = shaving.width, standing.work
+        shaving.sweep(sizes[number], stop)
+        standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
+        answer = _ask_all(standing, shaving.spacing, shaving.limit, (standing.work - begun) / WHOLE)
+        if answer is Answer.REFUTED:
+            raise Infeasible(0, 0, "no order is within the limit")
+        if answer is Answer.FOUND:
+            return
+        if number < len(sizes) - 1 or shaving.width * ENOUGH > width * (ENOUGH - 1):
+            number += 1
 
 
 def _ask_all(standing: Standing, known: Spacing, limit: int, work: float) -> Answer:
@@ -157,7 +183,7 @@ class _Question:
             limit = low + step - fine if high is None else low + (high - 1 - low) // 2
             value = limit if self.end is None else limit + self.model.duration[self.end]
             left = stop - standing.work
-            asked = ask(standing, self.model, value, left, end=self.end)
+            asked = ask(standing, self.model, value, left, end=self.end, loads=False)
             standing.work += len(self.model) / MADE
             if asked.answer is Answer.REFUTED:
                 low, step = limit + 1, 2 * step

@@ -7,65 +7,47 @@ and the window may begin after that part; in the same way it may end before its 
 narrows others, on all ranks and for all microbatches, and where one is used up no order is within the limit. From left
 to right windows begin later, as what came before is known; from right to left they end sooner. (Shaving: Martin and
 Shmoys 1996; here each question is about a part of the problem, which leaves more orders, so it may only miss some.)
+
+What is shown of orders within a limit holds for those within a lower one: they are among them, also where all of them
+is done so much later. So a limit that turns out too high is lowered, and nothing is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from verify.search.exact import Answer
 from verify.search.model import Model, model_of
+from verify.search.press import press
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 from verify.search.windows import Window, narrow
 
-SIZES = (190, 240, 310)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
 QUESTION = 1.0  # work for one question
-PART = 3  # so small a part of a window is the first that is tried, and of that the next
-ENOUGH = 10  # so small a part of all windows must be cut off for larger questions to be worth their work
-PARTS = 3  # how many sizes of parts are tried
+PART = 27  # so small a part of a window is tried first
+GROWTH = 3  # so many times as much after each that is refuted, and so small a part of one that is not
 
 
-def shave(
-    standing: Standing, spacing: Spacing, limit: int, work: float, sizes: Sequence[int] = SIZES
-) -> Iterator[Spacing]:
-    """What is known of orders within the limit, more each time, as long as that leads on.
+class Shaving:
+    """What is known of orders of which the objective is at most `limit`: `spacing`, and with it every `window`.
 
-    Raises `Infeasible` where there are none. Only where `can_nest` of `nested` holds: for makespans, where orders are
-    fully open and no operation is an instant. `spacing`: what is known of all orders. `work`: about how much, with what
-    is done between two answers. `sizes`: about how many operations a question is about, one after the other.
+    Only where `can_nest` of `nested` holds: for makespans, where orders are fully open and no operation is an instant.
+    `like`: when operations start in what a solver last found for some microbatches that have them.
     """
-    found = _Shaving(standing, spacing, limit, standing.work + work)
-    yield spacing
-    model = standing.model
-    count = model.problem.microbatches
-    for size in dict.fromkeys(max(1, min(count - 1, size * count // len(model))) for size in sizes):
-        short = shorter(model.problem, size)
-        assert short is not None  # `can_nest`
-        few = model_of(short)
-        before = found.width
-        for early in (True, False):
-            if found.done:
-                return
-            found.sweep(few, early)
-            yield found.spacing
-        if found.width * ENOUGH > before * (ENOUGH - 1):
-            return
 
-
-class _Shaving:
-    """`window`: when each operation of the whole starts in orders within the limit. `spacing`: what made it so."""
-
-    def __init__(self, standing: Standing, spacing: Spacing, limit: int, stop: float) -> None:
-        self.standing, self.spacing, self.limit, self.stop = standing, spacing, limit, stop
+    def __init__(self, standing: Standing, spacing: Spacing, limit: int) -> None:
+        """`spacing`: what is known of all orders. Raises `Infeasible` where none is within the limit."""
+        self.standing, self.spacing, self.limit = standing, spacing, limit
         self.window: Window = narrow(standing.model, limit, spacing=spacing)
         self.number = {operation: row for row, operation in enumerate(standing.model.operations)}
+        self.like: dict[int, int] = {}
 
-    @property
-    def done(self) -> bool:
-        return self.standing.work >= self.stop or self.standing.left < LEAST
+    def lower(self, limit: int) -> Shaving:
+        """The same for a lower limit. Raises `Infeasible`, as whatever narrows windows."""
+        found = Shaving(self.standing, self.spacing, limit)
+        found.like.update(self.like)
+        return found
 
     @property
     def width(self) -> int:
@@ -73,34 +55,48 @@ class _Shaving:
         window = self.window
         return sum(window.latest[row] - window.earliest[row] for row in first_rows(self.standing.model))
 
-    def sweep(self, few: Model, early: bool) -> None:
-        """Once from left to right, or back. Raises `Infeasible`."""
-        rows = first_rows(self.standing.model)
-        size, count = few.problem.microbatches, len(rows)
-        for j in range(count) if early else reversed(range(count)):
-            self._cut(few, rows[j], max(0, j + 1 - size) if early else min(j, count - size), early)
+    @property
+    def low(self) -> int:
+        """No order is below: at a lower limit every window ends so much sooner, and then one is used up."""
+        window = self.window
+        return self.limit - min(b - a for a, b in zip(window.earliest, window.latest, strict=True))
 
-    def _cut(self, few: Model, row: int, first: int, early: bool) -> None:
+    def sweep(self, microbatches: int, stop: float) -> None:
+        """Once from left to right and once back, so many microbatches a question, up to so much work in all."""
+        short = shorter(self.standing.problem, microbatches)
+        assert short is not None  # `can_nest`
+        few, rows = model_of(short), first_rows(self.standing.model)
+        last = len(rows) - microbatches
+        for j, row in enumerate(rows):
+            self._cut(few, row, max(0, j + 1 - microbatches), True, stop)
+        for j, row in reversed(list(enumerate(rows))):
+            self._cut(few, row, min(j, last), False, stop)
+
+    def _cut(self, few: Model, row: int, first: int, early: bool, stop: float) -> None:
         """Cut parts off one end of the window of `row`, with microbatches from `first` on."""
         low, high = self.window.earliest[row], self.window.latest[row]
-        part, tried = max(1, (high + 1 - low) // PART), 1
         rows = self._rows(few, first)
-        while low <= high and part and tried <= PARTS:
-            if self.done:
-                break
+        part = least = max(1, (high + 1 - low) // PART)
+        growing = True
+        while low <= high and part >= least and self.standing.work < stop and self.standing.left >= LEAST:
             inside = (low, min(high, low + part - 1)) if early else (max(low, high - part + 1), high)
-            if self._possible(few, rows, row, *inside):
-                part, tried = part // PART, tried + 1
-            elif early:
+            if self._possible(few, rows, row, *inside, early, stop):
+                growing, part = False, part // GROWTH
+                continue
+            if early:
                 low = inside[1] + 1
             else:
                 high = inside[0] - 1
+            part *= GROWTH if growing else 1
         if low > self.window.earliest[row]:
             self.spacing = replace(self.spacing, starts=(*self.spacing.starts, (row, low)))
         elif high < self.window.latest[row]:
             self.spacing = replace(self.spacing, ends=(*self.spacing.ends, (row, self._tail(row, high))))
         else:
             return
+        self._narrow()
+
+    def _narrow(self) -> None:
         self.window = narrow(self.standing.model, self.limit, spacing=self.spacing)
 
     def _tail(self, row: int, latest: int) -> int:
@@ -112,16 +108,38 @@ class _Shaving:
         later = (each._replace(microbatch=each.microbatch + first) for each in few.operations)
         return [self.number[each] for each in later]
 
-    def _possible(self, few: Model, rows: list[int], row: int, low: int, high: int) -> bool:
+    def _possible(self, few: Model, rows: list[int], row: int, low: int, high: int, early: bool, stop: float) -> bool:
         """Whether the few microbatches may run in their windows, and `row` between `low` and `high`."""
-        window = self.window
-        starts = [(x, low if y == row else window.earliest[y]) for x, y in enumerate(rows)]
-        ends = [(x, self._tail(y, high if y == row else window.latest[y])) for x, y in enumerate(rows)]
-        known = Spacing(self.spacing.apart, starts=tuple(starts), ends=tuple(ends))
-        work = min(QUESTION, self.stop - self.standing.work)
-        found = ask(self.standing, few, self.limit, work, spacing=known)
+        earliest = [low if y == row else self.window.earliest[y] for y in rows]
+        latest = [high if y == row else self.window.latest[y] for y in rows]
+        like = self._similar(rows)
+        pressed = None if like is None else press(few, like, earliest, latest, early)
+        if pressed is not None:
+            self.like.update(zip(rows, pressed, strict=True))
+            return True
+        known = Spacing(
+            self.spacing.apart,
+            starts=tuple(enumerate(earliest)),
+            ends=tuple((x, self._tail(y, at)) for x, (y, at) in enumerate(zip(rows, latest, strict=True))),
+        )
+        work = min(QUESTION, stop - self.standing.work)
+        found = ask(self.standing, few, self.limit, work, spacing=known, like=like, loads=False)
         self.standing.work += len(few) / MADE
+        if found.start is not None:
+            self.like.update(zip(rows, press(few, found.start, earliest, latest, early) or found.start, strict=True))
         return found.answer is not Answer.REFUTED
 
+    def _similar(self, rows: list[int]) -> list[int] | None:
+        """The last starts, and what is not among them as far from its neighbour as that from the next."""
+        if not self.like:
+            return None
+        return [self._guess(row) if row not in self.like else self.like[row] for row in rows]
 
-__all__ = ["shave"]
+    def _guess(self, row: int) -> int:
+        for step in (-1, 1):
+            if row + step in self.like and row + 2 * step in self.like:
+                return 2 * self.like[row + step] - self.like[row + 2 * step]
+        return self.window.earliest[row]
+
+
+__all__ = ["Shaving"]

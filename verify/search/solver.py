@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -27,6 +28,25 @@ def new_solver(seed: int, sums: bool = False) -> Any:
         solver.set("smt.arith.solver", DIFFERENCES)
         solver.set("smt.relevancy", 0)
     return solver
+
+
+def suggest(solver: Any, names: Sequence[str], start: Sequence[int]) -> None:
+    """Values of integers near which to look first. Versions of z3 that take none (before 4.13.1) look as ever."""
+    import z3
+
+    if not hasattr(solver, "set_initial_value"):
+        return
+    for name, value in zip(names, start, strict=True):
+        solver.set_initial_value(z3.Int(name, solver.ctx), z3.IntVal(value, solver.ctx))
+
+
+def values(solver: Any, names: Sequence[str], otherwise: Sequence[int]) -> list[int]:
+    """Of integers, in what was found; `otherwise` where they do not matter."""
+    import z3
+
+    model = solver.model()
+    found = [model[z3.Int(name, solver.ctx)] for name in names]
+    return [usual if value is None else value.as_long() for value, usual in zip(found, otherwise, strict=True)]
 
 
 def check(solver: Any, most: int = FAR, stop: float = float("inf")) -> Any:
@@ -55,4 +75,4 @@ def counted(solver: Any) -> int | None:
     return int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else None  # noqa: SIM118
 
 
-__all__ = ["DIFFERENCES", "FAR", "UNITS", "UNITS_WITH_SUMS", "check", "counted", "new_solver"]
+__all__ = ["DIFFERENCES", "FAR", "UNITS", "UNITS_WITH_SUMS", "check", "counted", "new_solver", "suggest", "values"]

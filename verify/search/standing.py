@@ -56,6 +56,8 @@ def ask(
     end: int | None = None,
     seed: int | None = None,
     spacing: Spacing | None = None,
+    like: Sequence[int] | None = None,
+    loads: bool = True,
 ) -> Decision:
     """`decide` of the engine, with what is known of microbatches in a row, in the time and work that are left.
 
@@ -68,7 +70,16 @@ def ask(
     seed = standing.seed if seed is None else seed
     spacing = standing.spacing if spacing is None else spacing
     found = decider(standing.engine)(
-        model, limit, work=work, seconds=seconds, seed=seed, extra=extra, spacing=spacing, end=end
+        model,
+        limit,
+        work=work,
+        seconds=seconds,
+        seed=seed,
+        extra=extra,
+        spacing=spacing,
+        end=end,
+        like=like,
+        loads=loads,
     )
     standing.work += found.work
     return found
