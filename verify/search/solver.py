@@ -31,7 +31,7 @@ def new_solver(seed: int, sums: bool = False) -> Any:
 
 
 def suggest(solver: Any, names: Sequence[str], start: Sequence[int]) -> None:
-    """Values of integers near which to look first. Versions of z3 that take none (before 4.13.1) look as ever."""
+    """Values of integers near which to look first. Versions of z3 that take none (before 4.13.3) look as ever."""
     import z3
 
     if not hasattr(solver, "set_initial_value"):
