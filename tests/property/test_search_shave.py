@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from brute import interleavings
 from problems import uneven
 
-from verify.search import Budget, Problem, lower_bound, model_of, solve
+from verify.search import Budget, Problem, lower_bound, model_of, shave, solve
 from verify.search.cpsat import decide
 from verify.search.engines import Engine
-from verify.search.exact import Answer
+from verify.search.exact import Answer, Decision
 from verify.search.model import Model, Run, fits, run
+from verify.search.nested import _ask_whole
+from verify.search.press import press
 from verify.search.problem import Infeasible
-from verify.search.shave import Shaving
+from verify.search.shave import PART, Shaving
 from verify.search.solve import _Search
-from verify.search.spacing import Spacing
+from verify.search.spacing import Spacing, first_rows
+from verify.search.standing import Standing
 from verify.search.windows import narrow
 
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
@@ -38,15 +42,25 @@ def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: 
     return shaving
 
 
+def all_there_are(problem: Problem) -> list[Run]:
+    model = model_of(problem)
+    return [
+        ran
+        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
+        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
+    ]
+
+
 def inside(model: Model, found: Run, shaving: Shaving | None) -> bool:
-    """Whether an order within the limit is as what was shown of those says."""
+    """Whether an order within the limit is as what was shown of those says, also with everything as late as may be."""
     if shaving is None:
         return False
     shown = shaving.spacing
-    ends = [start + time for start, time in zip(found.start, model.duration, strict=True)]
+    late = press(model, found.start, found.start, [shaving.limit - time for time in model.duration], False)
+    assert late is not None
     return (
         all(found.start[row] >= time for row, time in shown.starts)
-        and all(ends[row] + time <= shaving.limit for row, time in shown.ends)
+        and all(late[row] + model.duration[row] + time <= shaving.limit for row, time in shown.ends)
         and shaving.low <= found.value
     )
 
@@ -56,13 +70,9 @@ def test_every_order_within_the_limit_is_left(seed: int) -> None:
     """By trying everything."""
     problem = uneven(seed, 2, 3, TIMES)
     model = model_of(problem)
-    runs = [
-        ran
-        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
-        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
-    ]
+    runs = all_there_are(problem)
     least = min(ran.value for ran in runs)
-    for few, limit in product((1, 2), (least, least + 2, least + 9)):
+    for few, limit in product((1, 2, 3), (least, least + 2, least + 9)):
         shaving = shaved(problem, limit, few)
         assert all(inside(model, ran, shaving) for ran in runs if ran.value <= limit)
 
@@ -72,17 +82,15 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
     """Of orders within it, and more than is known of these from the start; below the least it is refuted in the end."""
     problem = uneven(seed, 2, 3, TIMES)
     model = model_of(problem)
-    runs = [
-        ran
-        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
-        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
-    ]
+    runs = all_there_are(problem)
     least = min(ran.value for ran in runs)
-    first = shaved(problem, least + 9, 2)
+    first = shaved(problem, least + 9, 3)
     assert first is not None
+    assert first.like
     lower = first.lower(least + 2)
     assert lower.limit == least + 2
-    assert set(lower.spacing.starts) == set(first.spacing.starts)
+    assert lower.spacing == first.spacing
+    assert lower.like == first.like
     assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
     lower.sweep(2, 100)
     assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
@@ -90,6 +98,65 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
     assert lower.width <= Shaving(lower.standing, Spacing(), least + 2).width
     with pytest.raises(Infeasible):
         first.lower(first.low - 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_questions_about_all_microbatches_leave_no_more_than_there_is(seed: int) -> None:
+    """The first stage's F can start as soon, and as late, as what is shown says, to within the least part tried."""
+    problem = uneven(seed, 2, 3, TIMES)
+    model = model_of(problem)
+    runs = all_there_are(problem)
+    limit = min(ran.value for ran in runs) + 2
+    within = [ran for ran in runs if ran.value <= limit]
+    latest = [limit - time for time in model.duration]
+    lates = [late for ran in within if (late := press(model, ran.start, ran.start, latest, False)) is not None]
+    shaving = shaved(problem, limit, 3)
+    assert shaving is not None
+    for row in first_rows(model):
+        room = shaving.window.latest[row] - shaving.window.earliest[row]
+        assert min(ran.start[row] for ran in within) - shaving.window.earliest[row] <= 1 + room // PART
+        assert shaving.window.latest[row] - max(late[row] for late in lates) <= 1 + room // PART
+
+
+def test_what_is_not_decided_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every question is about the F whose window it cuts."""
+    asked = 0
+
+    def silent(standing: Standing, model: Model, limit: int, work: float, **options: Any) -> Decision:
+        nonlocal asked
+        asked += 1
+        return Decision(Answer.UNKNOWN, None, 0)
+
+    def noticed(self: Shaving, few: Model, rows: list[int], row: int, *rest: Any) -> bool:
+        assert row in rows
+        return possible(self, few, rows, row, *rest)
+
+    possible = Shaving._possible
+    monkeypatch.setattr(shave, "ask", silent)
+    monkeypatch.setattr(Shaving, "_possible", noticed)
+    problem = uneven(3, 3, 5, TIMES)
+    shaving = shaved(problem, int(solve(problem, budget=Budget(20)).value / problem.time_unit), 3)
+    assert shaving is not None
+    assert asked > 5
+    assert shaving.spacing == Spacing()
+
+
+def test_limits_in_turn_end_below_the_optimum() -> None:
+    """Whatever is found before, no bound is too high; and some are the optimum."""
+    reached = 0
+    for seed, poor in product(range(6), (0, 3, 8, None)):
+        problem = uneven(seed, 3, 4, TIMES)
+        best = solve(problem, budget=Budget(20))
+        assert best.proof is not None
+        search = _Search(problem, Budget(40), 0, None, None, None, None)
+        search.take(search.model.rows(best.orders), "start")
+        least = search.value
+        below = 2 * (least - 1) - search.low + 1 - least  # the first limit is just below the optimum
+        search.value += below if poor is None else poor  # as if less were found
+        _ask_whole(search, Spacing(), 20)
+        assert search.low <= least
+        reached += lower_bound(search.model).value < search.low == least
+    assert reached
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -51,8 +51,6 @@ def _late(model: Model, order: Sequence[int], earliest: Sequence[int], latest: S
         start[row] = free[r] = at
         if source >= 0:
             until[source] = min(until[source], at - model.lag[row])
-        if local >= 0:
-            until[local] = min(until[local], at)
     return start
 
 
