@@ -45,6 +45,7 @@ CASES = ROOT / "tests" / "cases"
 EQUAL = {"F": "1", "I": "1", "W": "1", "send": "0"}
 OTHER = {"F": "1", "I": "1", "W": "0.7", "send": "0.1"}
 RANDOM = 60  # problems of random costs
+JUDGING = 2  # seconds of a row for what comes after the clock has ended its search
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def curve(work: float) -> bool:
 def show(row: Row, work: float, clock: bool) -> bool:
     begin = time.process_time()
     by_time = clock and row.most is not None  # as `pipedsl search --timeout` has it
-    budget = Budget(10 * row.seconds if by_time else min(work, row.seconds), row.seconds if clock else None)
+    budget = Budget(10 * row.seconds if by_time else min(work, row.seconds), row.seconds - JUDGING if clock else None)
     found = solve(row.problem, budget=budget)
     seconds = time.process_time() - begin
     marks = []
