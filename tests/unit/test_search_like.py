@@ -9,7 +9,10 @@ from problems import uneven
 
 from verify.search import Budget, cpsat, exact, model_of, solve
 from verify.search.exact import Answer, Decision
+from verify.search.formula import Formula
+from verify.search.load import load_clauses
 from verify.search.model import Model, run
+from verify.search.windows import narrow
 
 ENGINES = pytest.mark.parametrize("decide", [exact.decide, cpsat.decide], ids=["z3", "cpsat"])
 
@@ -52,6 +55,15 @@ def test_starts_are_those_of_the_order(seed: int) -> None:
     ran = run(model, found.rows)
     assert ran is not None
     assert all(a <= b <= least + 2 for a, b in zip(ran.start, found.start, strict=True))
+
+
+def test_clauses_about_loads_are_left_out() -> None:
+    model, _, least = settled(1)
+    window = narrow(model, least)
+    plain, without = Formula(model, window), Formula(model, window, loads=False)
+    loads = load_clauses(model, window, plain.literal, plain.names)
+    assert loads
+    assert plain.lines == [*without.lines, *loads]
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "seed"), [(6, 12, 3), (8, 10, 2)])
