@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.deferred import run_backward
 
+_WRAPPED_BEFORE = "DistributedDataParallel was made, which does not reduce their gradients: wrap the module again"
+
 
 def make_chunk(module: torch.nn.Module, microbatches: int, split: Collection[int], reduced: bool) -> Chunk:
     """The chunk for a module of any kind. `split`: the microbatches whose backward runs as I and W.
@@ -50,7 +52,9 @@ class ShardedChunk(Chunk):
     where `reduced`, by `reduce`.
 
     The stage's replicas gather its parameters in forwards and in backwards, and must do so in one order. So where no
-    gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same.
+    gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same. That
+    needs outputs to begin with, so which of them need a gradient must be the same on all replicas: it is compared in
+    the first training step, and after that each replica looks only whether it has changed here.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -61,6 +65,9 @@ class ShardedChunk(Chunk):
         meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
         self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
         self._ends: dict[int, list[_End]] = {}
+        self._trains = False
+        self._trained: list[bool] = []  # which of the parameters were to get a gradient when replicas were compared
+        self._agreed: dict[int, list[bool]] = {}  # by microbatch: which of what the module returned needs a gradient
         self._told: list[Any] = []  # what is under way, and has to live until it has been sent
         self._left = 0
         self._ran = False  # whether any backward had a gradient in this step
@@ -68,11 +75,14 @@ class ShardedChunk(Chunk):
 
     def begin(self, train: bool = True) -> None:
         super().begin(train)
-        self._ends.clear()
         self._left = self._microbatches
         self._ran = self._idle = False
+        self._trains = train
         if train:
             self._synchronise(False)
+            if self._trained != (trained := [q.requires_grad for q in self._module.parameters()]):
+                self._trained = trained  # frozen or not, on all replicas: so these can be compared anew
+                self._agreed.clear()
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():
@@ -80,8 +90,35 @@ class ShardedChunk(Chunk):
             with torch.inference_mode(False), torch.no_grad():
                 return super()._call(microbatch, value, extras)
         output = super()._call(microbatch, value, extras)
-        self._ends[microbatch] = [_end_at(y) for y in tree_leaves(output) if _is_trained(y)]
+        leaves = tree_leaves(output)
+        self._ends[microbatch] = [_end_at(y) for y in leaves if _is_trained(y)]
+        if self._trains:
+            needs = [_is_trained(y) for y in leaves]
+            if self._agreed.get(microbatch) != needs:
+                self._agree(microbatch, needs)
         return output
+
+    def _agree(self, microbatch: int, needs: list[bool]) -> None:
+        """Take over which of its outputs need a gradient; ValueError where that is not so on all replicas.
+
+        A backward here would wait for one there that never runs.
+        """
+        rule = "with fully_shard it must need one alike on all replicas of the stage, in every step"
+        if (agreed := self._agreed.get(microbatch)) is not None:
+            raise ValueError(
+                f"a gradient is needed of {_which_of(needs)} that the stage returned for this microbatch, but was of "
+                f"{_which_of(agreed)} in the first training step; {rule}"
+            )
+        known = {dist.get_rank(): needs}
+        for group, _ in self._groups:
+            found: list[dict[int, list[bool]]] = [{}] * group.size()
+            dist.all_gather_object(found, known, group)
+            known = {rank: theirs for each in found for rank, theirs in each.items()}
+        if any(theirs != needs for theirs in known.values()):
+            said = ", ".join(f"{_which_of(known[rank])} on global rank {rank}" for rank in sorted(known))
+            differ = "replicas differ in what needs a gradient of what the stage returned for this microbatch"
+            raise ValueError(f"{differ}: {said}; {rule}")
+        self._agreed[microbatch] = needs
 
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         ends = self._ends.pop(microbatch)
@@ -164,6 +201,13 @@ class ShardedChunk(Chunk):
             each.set_requires_gradient_sync(last, recurse=False)
 
 
+def _which_of(needs: Sequence[bool]) -> str:
+    """Which of the things that a module returned."""
+    if all(needs) or not any(needs):
+        return "all" if any(needs) else "nothing"
+    return f"{', '.join(str(i) for i, each in enumerate(needs) if each)} (of 0 to {len(needs) - 1})"
+
+
 def _is_trained(y: Any) -> bool:
     return isinstance(y, torch.Tensor) and y.requires_grad
 
@@ -224,13 +268,23 @@ def held_back(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
         yield
 
 
+def _known_to(replicated: DistributedDataParallel) -> int:
+    """How many parameters its reducer was made for."""
+    known: dict[str, int] = replicated._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return known["num_parameter_tensors"]
+
+
 def reduce_gradients(replicated: DistributedDataParallel) -> None:
     """The mean over the replicas in every gradient's place, by the module's own reducer: its buckets, its hooks.
 
     A backward that adds nothing sets the reducer going. Parameters without a gradient anywhere keep none where the
-    module was made with `find_unused_parameters=True`; else they get zeros.
+    module was made with `find_unused_parameters=True`; else they get zeros. ValueError where the reducer waits for a
+    parameter that has been frozen, or has never heard of one that is trained: it would leave gradients as they are.
     """
-    parameters = [q for q in replicated.module.parameters() if q.requires_grad]
+    named, ignored = replicated.module.named_parameters(), replicated.parameters_to_ignore
+    parameters = [q for name, q in named if q.requires_grad and name not in ignored]
+    if len(parameters) > _known_to(replicated):
+        raise ValueError(f"parameters are trained that were frozen when {_WRAPPED_BEFORE}")
     unused: list[torch.nn.Parameter] = []
     if replicated.find_unused_parameters:
         used = torch.tensor([q.grad is not None for q in parameters], dtype=torch.uint8, device=parameters[0].device)
@@ -241,5 +295,10 @@ def reduce_gradients(replicated: DistributedDataParallel) -> None:
     replicated.require_forward_param_sync = True  # the next forward begins with the first replica's buffers
     replicated.reducer.prepare_for_backward(outputs)
     torch.autograd.backward(outputs, [torch.zeros_like(q) for q in parameters])
+    try:
+        replicated._check_reducer_finalized()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        why = f"parameters are frozen that were trained when {_WRAPPED_BEFORE}"
+        raise ValueError(f"{why}; or use find_unused_parameters=True") from error
     for parameter in unused:
         parameter.grad = None

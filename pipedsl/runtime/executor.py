@@ -82,6 +82,7 @@ class Executor:
         self._loss_fn = loss_fn
         self._count_fn = count_fn
         self._modules = options.modules
+        self._losses = [loss_fn] if isinstance(loss_fn, torch.nn.Module) else []  # what of a loss is a module
         self._stages = plan.chunks(wire.rank)
         self._timelines = 0  # how many have been asked for
         self._marks: Sequence[Mark] = ()
@@ -111,7 +112,9 @@ class Executor:
         if not problem and len(chunks) != len(stages):
             names = ", ".join(map(plan.stage_name, stages))
             problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
-        problem = problem or unsupported(chunks) or _transport_problem(plan, wire) or self._tied.problem()
+        problem = (
+            problem or unsupported([*chunks, *self._losses]) or _transport_problem(plan, wire) or self._tied.problem()
+        )
         self._tied.publish()
         by_stage = dict(zip(stages, chunks, strict=False))
         self._copies = Copies(wire, wire.store(self._name), plan, by_stage, self._loss_fn, tied)
@@ -129,7 +132,8 @@ class Executor:
         plan, wire, stages = self._plan, self._wire, self._stages
         calls = merge_backwards(read_calls(plan, wire.rank))
         modules = dict(zip(stages, self._modules, strict=True))
-        self._reductions = Reductions(plan, modules, calls, self._copies, self._tied, self._watch)
+        losses = self._losses if any(map(plan.is_last, stages)) else []
+        self._reductions = Reductions(plan, modules, losses, calls, self._copies, self._tied, self._watch)
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
             stage: make_chunk(
@@ -228,9 +232,8 @@ class Executor:
         Call it on every rank. The norm before, the same on every rank. Tied parameters count once. Those of a loss_fn
         that is a module count too.
         """
-        modules = [*self._modules, *([self._loss_fn] if isinstance(self._loss_fn, torch.nn.Module) else [])]
         with self._together("clipping the gradients"):
-            parameters = [q for module in modules for q in module.parameters()]
+            parameters = [q for module in (*self._modules, *self._losses) for q in module.parameters()]
             elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
             return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
 

@@ -1,7 +1,8 @@
 """Where a step's gradients are summed: each stage's at its REDUCE, if the schedule has one, all others at the end.
 
 A parameter, or a replicated module, that several stages share is complete only with the last of them, so it waits for
-the end, as do those that are tied across ranks; to a sharded one each of these stages adds what is there by then.
+the end, as do those that are tied across ranks, and a replicated module that has one: what it is summed with is no mean
+yet. To a sharded one each of these stages adds what is there by then.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from pipedsl.runtime.watch import Watch
 class Reductions:
     """The sums of a rank's gradients over copies of its stages, over data parallelism and over ties.
 
-    Where a rank holds several copies of a stage, the last of their REDUCEs sums for all.
+    Where a rank holds several copies of a stage, the last of their REDUCEs sums for all. `losses`: loss functions that
+    are modules, where the last stage is here.
     """
 
     def __init__(
         self,
         plan: Plan,
         modules: Mapping[int, torch.nn.Module],
+        losses: Sequence[torch.nn.Module],
         calls: Sequence[PlannedCall],
         copies: Copies,
         tied: Tied,
@@ -42,8 +45,12 @@ class Reductions:
         for stage, module in modules.items():
             for part in replicated_parts([module]):
                 stages_of.setdefault(part, set()).add(stage % plan.stages)
-        self._alone = {part: next(iter(stages)) for part, stages in stages_of.items() if len(stages) == 1}
-        self.parts = replicated_parts(list(modules.values()))
+        self._alone = {
+            part: next(iter(stages))
+            for part, stages in stages_of.items()
+            if len(stages) == 1 and not tied.has_one_of(part)
+        }
+        self.parts = replicated_parts([*modules.values(), *losses])
         self._sharded: list[ShardedChunk] = []
         self._reduced: dict[int, list[ShardedChunk]] = {}  # those that have a REDUCE
 

@@ -91,6 +91,11 @@ class Tied:
         """`id`s of the parameters that another rank counts, where each is to be counted once."""
         return {id(self._own[name]) for name, owners in self._owners.items() if owners[0] != self._wire.rank}
 
+    def has_one_of(self, module: torch.nn.Module) -> bool:
+        """Whether one of the module's parameters gets its gradient from other ranks, too."""
+        own = {id(self._own[name]) for name in self._owners}
+        return any(id(q) in own for q in module.parameters())
+
     def loaded(self) -> None:
         """Parameters have other values: look at them again. On every rank."""
         self._loads += self._compared

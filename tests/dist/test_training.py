@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.cases import buffers, composing, copies, flowing, linked, missing, random_numbers, saving, training
+from tests.dist.cases import (
+    alike,
+    buffers,
+    composing,
+    copies,
+    flowing,
+    linked,
+    missing,
+    random_numbers,
+    saving,
+    training,
+)
 from tests.support import compiled
 from tests.support.job import M, run_cases
 
@@ -31,6 +42,7 @@ FILES = {
     "two_ways_split": (compiled.TWO_WAYS_SPLIT, RANKS, M),
     "two_ways_split_2": (compiled.TWO_WAYS_SPLIT, 2, M),
     "split_reduce_2": (compiled.SPLIT_REDUCE, 2, M),
+    "reduce_first_2": (compiled.REDUCE_FIRST, 2, M),
     "v_shape_reduce_2": (compiled.V_SHAPE_REDUCE, 2, M),
     "v_shape_reduce_late_2": (compiled.V_SHAPE_REDUCE_LATE, 2, M),
     "two_ways_reduce_2": (compiled.TWO_WAYS_REDUCE, 2, M),
@@ -42,5 +54,5 @@ FILES = {
 def test_training_as_people_do_it(tmp_path: Path) -> None:
     for file, (schedule, p, m) in FILES.items():
         compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
-    cases = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, saving)
+    cases = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, alike, saving)
     run_cases(WORKER, RANKS, tmp_path, [name for each in cases for name in each.CASES])

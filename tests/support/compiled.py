@@ -58,6 +58,7 @@ TWO_WAYS_SPLIT = TWO_WAYS.replace("B@down * m B@up * m", "I@down * m I@up * m W@
 V_SHAPE_REDUCE = V_SHAPE.replace("B@1 * m  B@0 * m", "B@1 * m  REDUCE@1  B@0 * m  REDUCE@0")
 V_SHAPE_REDUCE_LATE = V_SHAPE.replace("B@0 * m", "B@0 * m  REDUCE@1  REDUCE@0")
 SPLIT_REDUCE = SPLIT.replace("W * m", "W * m  REDUCE")
+REDUCE_FIRST = SPLIT.replace("W * m", "W * m  if r == 0 { REDUCE }")
 TWO_WAYS_REDUCE = """schedule two_ways(p, m)
 stages p
 replica down { place s -> s }

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from tests.dist.cases import buffers, composing, copies, flowing, linked, missing, random_numbers, saving, training
+from tests.dist.cases import (
+    alike,
+    buffers,
+    composing,
+    copies,
+    flowing,
+    linked,
+    missing,
+    random_numbers,
+    saving,
+    training,
+)
 from tests.support.job import work
 
 if __name__ == "__main__":
-    modules = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, saving)
+    modules = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, alike, saving)
     work({name: case for module in modules for name, case in module.CASES.items()})

@@ -1,0 +1,213 @@
+"""What is reduced over replicas besides a stage by itself, and what has to be alike on all of them.
+
+Ranks are those of `composing`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.cases.composing import REPLICAS, STAGES, check, mesh, on_all_data, pipeline
+from tests.support.job import BOTH, Case, Job, M, tokens
+from tests.support.worker import PATIENCE, alone, mlp
+
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+class Loss(nn.Linear):
+    """A loss with parameters of its own."""
+
+    def forward(self, x: torch.Tensor, targets: Any = None) -> torch.Tensor:
+        return functional.cross_entropy(super().forward(x), targets)
+
+
+@case
+def a_loss_that_is_replicated(job: Job) -> None:
+    """Also where several forwards come before its first backward, after which DDP alone would reduce no more."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for name in BOTH:
+        torch.manual_seed(15)
+        stages, loss = mlp(STAGES), Loss(5, 5)
+        expected, alike = copy.deepcopy(stages), copy.deepcopy(loss)
+        for step in range(2):
+            for each in range(REPLICAS):
+                batch, targets = tokens(10 * step + each)
+                alone(expected, alike, list(batch.chunk(M)), list(targets.chunk(M)))
+        for parameter in nn.ModuleList([*expected, alike]).parameters():
+            assert parameter.grad is not None
+            parameter.grad /= REPLICAS
+        wrapped = DistributedDataParallel(stages[own], process_group=group)
+        its_loss = DistributedDataParallel(loss, process_group=group)
+        pipe = pipeline(job, name, wrapped, both.get_group("pipe"), its_loss)
+        for step in range(2):
+            pipe.step(*tokens(10 * step + replica))
+        check(stages[own], expected[own])
+        if own == STAGES - 1:
+            check(loss, alike)
+        else:
+            assert all(q.grad is None for q in loss.parameters())
+
+
+class Embeds(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(functional.embedding(x, self.weight))
+        return y
+
+
+class Unembeds(Embeds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(self.inner(x), self.weight)
+
+
+@case
+def tied_parameters_of_replicated_stages(job: Job) -> None:
+    """Summed first and averaged then, on both ranks, also where the schedule has a REDUCE for one of them alone."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for name in ("whole", "split_reduce", "reduce_first"):
+        torch.manual_seed(16)
+        weight = torch.randn(11, 6)
+        stages: list[nn.Module] = [Embeds(weight), Unembeds(weight)]
+        expected = on_all_data(stages, steps=2)
+        first, last = (each.weight.grad for each in expected)
+        total = first + last
+        wrapped = DistributedDataParallel(stages[own], process_group=group)
+        pipe = job.compiled(f"{name}_2").Pipeline(
+            wrapped,
+            functional.cross_entropy,
+            process_group=both.get_group("pipe"),
+            timeout=PATIENCE,
+            tied={"weight": stages[own].weight},
+        )
+        for step in range(2):
+            pipe.step(*tokens(10 * step + replica))
+        for each in expected:
+            each.weight.grad = total
+        check(stages[own], expected[own])
+
+
+@case
+def parameters_frozen_or_trained_since_they_were_replicated(job: Job) -> None:
+    """DDP would leave gradients as they are, and say nothing before the next step, or nothing at all."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for unused, trained in ((False, True), (False, False), (True, True), (True, False)):
+        torch.manual_seed(17)
+        stages = mlp(STAGES)
+        expected = on_all_data(stages, steps=1)
+        linear, theirs = (
+            next(m for m in each.modules() if isinstance(m, nn.Linear)) for each in (stages[own], expected[own])
+        )
+        linear.weight.requires_grad_(not trained)
+        wrapped = DistributedDataParallel(stages[own], process_group=group, find_unused_parameters=unused)
+        linear.weight.requires_grad_(trained)
+        compiled = job.compiled("whole_2")
+        pipe = compiled.Pipeline(
+            wrapped, functional.cross_entropy, process_group=both.get_group("pipe"), timeout=PATIENCE
+        )
+        if unused and not trained:
+            pipe.step(*tokens(replica))
+            assert linear.weight.grad is None
+            theirs.weight.grad = None
+            check(stages[own], expected[own])
+            continue
+        done = "trained that were frozen" if trained else "frozen that were trained"
+        with pytest.raises(compiled.PipelineError, match=f"parameters are {done} when Distributed"):
+            pipe.step(*tokens(replica))
+
+
+class Detaches(nn.Module):
+    """Returns something to train on, but for the microbatches of a step that it is told."""
+
+    def __init__(self, *microbatches: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 5)
+        self.microbatches = microbatches
+        self.calls = -1
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        y: torch.Tensor = self.inner(x)
+        return y.detach() if self.calls % M in self.microbatches else y, torch.arange(2)
+
+
+def of_the_first(y: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(y[0], targets)
+
+
+@case
+def replicas_that_differ_in_what_is_trained(job: Job) -> None:
+    """FSDP2's hooks would wait for each other for ever. All ranks end, and say which microbatch, and how."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        stage = [nn.Embedding(11, 8), Detaches(*([2] if replica else []))][own]
+        if own:
+            fully_shard(stage, mesh=both["data"])
+        compiled = job.compiled(f"{name}_2")
+        pipe = compiled.Pipeline(stage, of_the_first, process_group=both.get_group("pipe"), timeout=PATIENCE)
+        with pytest.raises(compiled.PipelineError) as found:
+            pipe.step(*tokens(replica))
+        last = "rank 1 (global rank 3)" if replica else "rank 1"
+        assert f"{last} failed at F of stage 1, microbatch 2 (test.sched:" in str(found.value)
+        assert (
+            "replicas differ in what needs a gradient of what the stage returned for this microbatch: "
+            "0 (of 0 to 1) on global rank 1, nothing on global rank 3; with fully_shard" in str(found.value)
+        )
+
+
+@case
+def what_is_trained_differs_from_step_to_step(job: Job) -> None:
+    """Which a rank cannot know of the other replicas, unless something was frozen on all of them."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(18)
+        stages: list[Any] = [nn.Embedding(11, 8), Detaches()]
+        expected = copy.deepcopy(stages)
+        stage = stages[own]
+        fully_shard(stage, mesh=both["data"])
+        compiled = job.compiled(f"{name}_2")
+        pipe = compiled.Pipeline(stage, of_the_first, process_group=both.get_group("pipe"), timeout=PATIENCE)
+        for step, detached in enumerate(((), (), (0, 3))):
+            expected[1].microbatches = detached
+            if own:
+                stage.microbatches = detached
+            if detached:
+                for linear in [expected[1].inner, *([stage.inner] if own else [])]:
+                    linear.bias.requires_grad_(False)
+            for each in range(REPLICAS):
+                batch, targets = tokens(10 * step + each)
+                for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                    loss = of_the_first(expected[1](expected[0](x)), y)
+                    if loss.requires_grad:
+                        (loss / M / REPLICAS).backward()
+            pipe.step(*tokens(10 * step + replica))
+        check(stage, expected[own])
+        if own:
+            stage.microbatches = (0, 1, 3)
+        with pytest.raises(
+            compiled.PipelineError,
+            match=r"F of stage 1, microbatch 1 .*: a gradient is needed of nothing that the stage returned for this "
+            r"microbatch, but was of 0 \(of 0 to 1\) in the first training step",
+        ):
+            pipe.step(*tokens(replica))
