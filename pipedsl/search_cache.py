@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -33,6 +34,11 @@ FORMAT = 2
 
 LARGEST = 1 << 26
 """Bytes of an entry: hundreds of times as many as those of 64 ranks and 512 microbatches."""
+
+LONGEST = 500
+"""Characters of an argument; those of the search are a few words."""
+
+_EXACT = re.compile(r"-?[0-9]+(/[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,15 @@ def load_solution(folder: Path, key: str, problem: Problem) -> Kept | None:
             problem=problem,
             orders=orders,
             value=judgement.value(problem.objective),
-            bound=Fraction(_string(body["bound"])),
+            bound=_exact(body["bound"]),
             proof=None if body["proof"] is None else Proof(body["proof"]),
-            argument=_string(body["argument"]),
+            argument=_line(body["argument"]),
             judgement=judgement,
             work=_amount(body["work"]),
             log=(),
         )
         kept = Kept(solution, body["least"] is True, _amount(body["elapsed"]))
-        return kept if solution.bound <= solution.value == Fraction(_string(body["value"])) else None
+        return kept if solution.bound <= solution.value == _exact(body["value"]) else None
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Invalid):
         return None
 
@@ -125,6 +131,22 @@ def _string(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
     return value
+
+
+def _exact(value: object) -> Fraction:
+    """A number as `str` writes it: of 1e999999999 no Fraction would ever be made. Raises TypeError or ValueError."""
+    text = _string(value)
+    if not _EXACT.fullmatch(text):
+        raise ValueError("no number")
+    return Fraction(text)
+
+
+def _line(value: object) -> str:
+    """Words for the terminal and for a comment of one line. Raises TypeError or ValueError."""
+    text = _string(value)
+    if len(text) > LONGEST or not (text.isascii() and text.isprintable()):
+        raise ValueError("no words")
+    return text
 
 
 def _amount(value: object) -> float:

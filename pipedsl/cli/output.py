@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -36,9 +37,10 @@ def keep(say: Callable[[bool], None]) -> bool:
     nobody wants it, and BrokenPipeError is raised.
     """
     try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
         say(False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:

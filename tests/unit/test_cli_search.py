@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -235,6 +236,17 @@ def test_a_full_standard_output_leaves_standard_error(more: tuple[str, ...], tol
     assert done.stderr.startswith("error: cannot write the output: No space left on device; it follows here\n")
     assert told in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("-o", "-"), ("--format", "json"), ("--sweep", "cap=3..3")])
+def test_a_closed_standard_output_leaves_standard_error(more: tuple[str, ...]) -> None:
+    told = run(*ASKED, *more).stdout.splitlines()[0]
+    command = shlex.join([sys.executable, "-m", "pipedsl", "search", *ASKED, *more])
+    done = subprocess.run(f"{command} >&-", shell=True, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    said, _, rest = done.stderr.partition("\n")
+    assert said == "error: cannot write the output: standard output is closed; it follows here"
+    assert told in rest.splitlines()
 
 
 def test_the_answer_says_what_it_was_searched_with(folder: Path) -> None:
