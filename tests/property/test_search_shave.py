@@ -19,9 +19,9 @@ from verify.search.cpsat import decide
 from verify.search.engines import Engine
 from verify.search.exact import Answer, Decision
 from verify.search.model import Model, Run, fits, run
-from verify.search.nested import _ask_whole
 from verify.search.press import press
 from verify.search.problem import Infeasible
+from verify.search.refute import refute
 from verify.search.shave import PART, Shaving
 from verify.search.solve import _Search
 from verify.search.spacing import Spacing, first_rows
@@ -36,10 +36,16 @@ def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: 
     search = _Search(problem, Budget(2 * work, engine=engine), 0, None, None, None, None)
     try:
         shaving = Shaving(search, Spacing(), limit)
-        shaving.sweep(few, work)
+        shave_with(shaving, few, work)
     except Infeasible:
         return None
     return shaving
+
+
+def shave_with(shaving: Shaving, few: int, work: float = 30) -> None:
+    stop = shaving.standing.work + work
+    for early in (True, False):
+        shaving.sweep(few, early, lambda: shaving.standing.work < stop)
 
 
 def all_there_are(problem: Problem) -> list[Run]:
@@ -84,20 +90,22 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
     model = model_of(problem)
     runs = all_there_are(problem)
     least = min(ran.value for ran in runs)
-    first = shaved(problem, least + 9, 3)
-    assert first is not None
-    assert first.like
-    lower = first.lower(least + 2)
-    assert lower.limit == least + 2
-    assert lower.spacing == first.spacing
-    assert lower.like == first.like
-    assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
-    lower.sweep(2, 100)
-    assert all(inside(model, ran, lower) for ran in runs if ran.value <= least + 2)
-    assert first.low <= lower.low <= least
-    assert lower.width <= Shaving(lower.standing, Spacing(), least + 2).width
+    shaving = shaved(problem, least + 9, 3)
+    assert shaving is not None
+    assert shaving.kept
+    low, spacing, kept = shaving.low, shaving.spacing, dict(shaving.kept)
+    shaving.lower(least + 2)
+    assert shaving.limit == least + 2
+    assert shaving.spacing == spacing
+    assert shaving.kept == kept
+    assert all(inside(model, ran, shaving) for ran in runs if ran.value <= least + 2)
+    for few in (3, 2):
+        shave_with(shaving, few)
+        assert all(inside(model, ran, shaving) for ran in runs if ran.value <= least + 2)
+    assert low <= shaving.low <= least
+    assert shaving.width <= Shaving(shaving.standing, Spacing(), least + 2).width
     with pytest.raises(Infeasible):
-        first.lower(first.low - 1)
+        shaving.lower(shaving.low - 1)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -153,7 +161,7 @@ def test_limits_in_turn_end_below_the_optimum() -> None:
         least = search.value
         below = 2 * (least - 1) - search.low + 1 - least  # the first limit is just below the optimum
         search.value += below if poor is None else poor  # as if less were found
-        _ask_whole(search, Spacing(), 20)
+        refute(search, Spacing(), {}, 20)
         assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached

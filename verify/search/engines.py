@@ -28,6 +28,11 @@ def decider(engine: Engine) -> Callable[..., Decision]:
     return exact.decide
 
 
+def keeps(engine: Engine) -> bool:
+    """Whether what its solver learned can be kept for the next question."""
+    return engine == "z3"
+
+
 def suited(engine: Engine, problem: Problem) -> Engine:
     """The engine, or z3 where times or sizes, in the problem's units, may be too large for CP-SAT."""
     if engine != "cpsat":

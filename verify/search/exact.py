@@ -13,11 +13,9 @@ from verify.search.formula import Formula
 from verify.search.load import Literal
 from verify.search.model import Model, run
 from verify.search.problem import Infeasible
-from verify.search.solver import FAR, UNITS, UNITS_WITH_SUMS, check, counted, new_solver, suggest, values
+from verify.search.solver import FAR, check, counted, new_solver, stop_after, suggest, units, values
 from verify.search.spacing import Spacing
 from verify.search.windows import narrow
-
-MANY = 400  # operations, above which a unit takes longer in proportion: the formula outgrows the caches
 
 
 class Answer(Enum):
@@ -71,11 +69,10 @@ def decide(
     import z3
 
     formula = Formula(model, window, loads)
-    solver = new_solver(seed, bool(formula.sums))
+    solver = new_solver(seed, formula.sums)
     context = solver.ctx
-    unit = UNITS_WITH_SUMS if formula.sums else UNITS
-    unit = unit * MANY // max(MANY, len(model))
-    stop = monotonic() + seconds if seconds else float("inf")
+    unit = units(len(model), formula.sums)
+    stop = stop_after(seconds)
     solver.from_string(formula.assertions())
     if like is not None:
         suggest(solver, formula.names, like)

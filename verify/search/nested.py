@@ -9,26 +9,20 @@ Russian dolls (Verfaillie, Lemaitre and Schiex 1996); theirs leave out variables
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log2
 
 from verify.search.bounds import chains, lower_bound
 from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Answer
 from verify.search.model import Model, model_of, run
 from verify.search.problem import Infeasible, Objective
-from verify.search.shave import Shaving
+from verify.search.refute import refute
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 QUESTION = 20  # a question has so small a part of the work of a turn; asked again, at least twice as much as before
 FIRST = 16  # so small a part of a turn is for few microbatches alone
-RESERVE = 4  # so small a part of the work is kept for a lower limit
-DOUBLED = 14  # a limit higher by so small a part of the gap takes twice the work, about
-SIZES = (190, 310, 400)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
-ENOUGH = 10  # so small a part of all windows must be cut off for more such questions to be worth their work
 SLOWER = 2  # a unit of work takes so many times as long here as elsewhere
-WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 VAIN = 3  # numbers of microbatches in a row of which nothing more is shown before the rest is left to chains
 FINE = 50  # a bound is exact enough at so small a part of the longest operation
 
@@ -36,11 +30,12 @@ FINE = 50  # a bound is exact enough at so small a part of the longest operation
 @dataclass
 class Nested:
     """What is shown so far. `apart[k]`, `rest[n]`: as of `Spacing`; `tried`: with how much work, and infinity
-    where no more can be shown."""
+    where no more can be shown. `shown`: of orders within limits that were left open."""
 
     apart: dict[int, int] = field(default_factory=dict)
     rest: dict[int, int] = field(default_factory=dict)
     tried: dict[tuple[int, bool], float] = field(default_factory=dict)
+    shown: dict[int, Spacing] = field(default_factory=dict)
 
     @property
     def spacing(self) -> Spacing:
@@ -84,76 +79,7 @@ def raise_from_few(standing: Standing, nested: Nested, share: float) -> None:
         raise Infeasible(-1, 0, "no order keeps to the caps") from None
     value = max(map(sum, zip(found.head, standing.model.duration, found.tail, strict=True)))
     standing.raise_bound(value, f"few microbatches, with {standing.engine}")
-    _ask_whole(standing, nested.spacing, end)
-
-
-def _ask_whole(standing: Standing, spacing: Spacing, stop: float) -> None:
-    """The limit in the middle first, and then the one for which there should be work enough, by what that took."""
-    gap = standing.value - standing.low
-    limit, begun = standing.low + gap // 2, standing.work
-    while standing.rows is not None and standing.low <= limit < standing.value and standing.work < stop:
-        value = standing.value
-        try:
-            _refute(standing, Shaving(standing, spacing, limit), stop)
-        except Infeasible:
-            standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
-        if standing.value < value:
-            limit = (standing.low + standing.value) // 2
-            continue
-        more = log2((stop - standing.work) / max(standing.work - begun, LEAST)) if standing.work < stop else 0.0
-        if standing.low <= limit or more <= 0:
-            return
-        limit = min(standing.value - 1, limit + max(1, int(gap * more / DOUBLED)))
-        begun = standing.work
-
-
-def _refute(standing: Standing, shaving: Shaving, stop: float) -> None:
-    """The limit with most of the work; where that is not enough, a lower one, with what is known by then.
-
-    Raises `Infeasible` where it is refuted.
-    """
-    value = standing.value
-    _shave(standing, shaving, stop - (stop - standing.work) / RESERVE)
-    if standing.value < value or standing.done or shaving.limit <= standing.low:
-        return
-    lower = (standing.low + shaving.limit) // 2
-    if standing.work < stop and standing.left >= LEAST:
-        try:
-            _refute(standing, shaving.lower(lower), stop)
-        except Infeasible:
-            standing.raise_bound(lower + 1, f"refuted by {standing.engine}")
-
-
-def _shave(standing: Standing, shaving: Shaving, stop: float) -> None:
-    """More and more microbatches a question, the most as long as it leads on; and what that leaves, all at once."""
-    count = standing.problem.microbatches
-    sizes = sorted({max(1, min(count - 1, size * count // len(standing.model))) for size in SIZES})
-    number = 0
-    while number < len(sizes) and standing.work < stop and standing.left >= LEAST:
-        width, begun = shaving.width, standing.work
-        shaving.sweep(sizes[number], stop)
-        standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
-        answer = _ask_all(standing, shaving.spacing, shaving.limit, (standing.work - begun) / WHOLE)
-        if answer is Answer.REFUTED:
-            raise Infeasible(0, 0, "no order is within the limit")
-        if answer is Answer.FOUND:
-            return
-        if number < len(sizes) - 1 or shaving.width * ENOUGH > width * (ENOUGH - 1):
-            number += 1
-
-
-def _ask_all(standing: Standing, known: Spacing, limit: int, work: float) -> Answer:
-    """About all microbatches."""
-    if len(standing.model) > MOST_OPERATIONS[standing.engine]:
-        return Answer.UNKNOWN
-    found = ask(standing, standing.model, limit, work, spacing=known)
-    standing.work += len(standing.model) / MADE
-    if found.answer is Answer.REFUTED:
-        by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
-        standing.raise_bound(limit + 1, f"refuted by {by}")
-    elif found.answer is Answer.FOUND and found.rows is not None:
-        standing.take(found.rows, found.by)
-    return found.answer
+    refute(standing, nested.spacing, nested.shown, end)
 
 
 class _Question:

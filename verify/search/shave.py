@@ -14,18 +14,22 @@ is done so much later. So a limit that turns out too high is lowered, and nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from verify.search.engines import keeps
 from verify.search.exact import Answer
+from verify.search.kept import Kept
 from verify.search.model import Model, model_of
 from verify.search.press import press
 from verify.search.shorter import shorter
 from verify.search.spacing import Spacing, first_rows
-from verify.search.standing import LEAST, MADE, Standing, ask
+from verify.search.standing import MADE, Standing, ask
 from verify.search.windows import Window, narrow
 
-QUESTION = 1.0  # work for one question
+QUESTION = 1.5  # work for one question
 PART = 27  # so small a part of a window is tried first
+STEP = 2  # microbatches from one question's first to the next's: the fewer, the more questions a solver is kept for
 GROWTH = 3  # so many times as much after each that is refuted, and so small a part of one that is not
 
 
@@ -33,7 +37,8 @@ class Shaving:
     """What is known of orders of which the objective is at most `limit`: `spacing`, and with it every `window`.
 
     Only where `can_nest` of `nested` holds: for makespans, where orders are fully open and no operation is an instant.
-    `like`: when operations start in what a solver last found for some microbatches that have them.
+    `like`: when operations start in what a solver last found for some microbatches that have them. `kept`: solvers, by
+    how many microbatches they are asked about and the first of these.
     """
 
     def __init__(self, standing: Standing, spacing: Spacing, limit: int) -> None:
@@ -42,12 +47,12 @@ class Shaving:
         self.window: Window = narrow(standing.model, limit, spacing=spacing)
         self.number = {operation: row for row, operation in enumerate(standing.model.operations)}
         self.like: dict[int, int] = {}
+        self.kept: dict[tuple[int, int], Kept] = {}
 
-    def lower(self, limit: int) -> Shaving:
-        """The same for a lower limit. Raises `Infeasible`, as whatever narrows windows."""
-        found = Shaving(self.standing, self.spacing, limit)
-        found.like.update(self.like)
-        return found
+    def lower(self, limit: int) -> None:
+        """What is known holds for a lower limit. Raises `Infeasible`, as whatever narrows windows."""
+        self.limit = limit
+        self._narrow()
 
     @property
     def width(self) -> int:
@@ -61,26 +66,32 @@ class Shaving:
         window = self.window
         return self.limit - min(b - a for a, b in zip(window.earliest, window.latest, strict=True))
 
-    def sweep(self, microbatches: int, stop: float) -> None:
-        """Once from left to right and once back, so many microbatches a question, up to so much work in all."""
+    def sweep(self, microbatches: int, early: bool, more: Callable[[], bool], asked: int = 0) -> None:
+        """From left to right, where windows begin, or back, where they end: with so many microbatches a question.
+
+        As long as there is `more` work for it. `asked`: at the end it begins from, so many need no more questions, as
+        they were asked about with all that is before them.
+        """
         short = shorter(self.standing.problem, microbatches)
         assert short is not None  # `can_nest`
         few, rows = model_of(short), first_rows(self.standing.model)
-        last = len(rows) - microbatches
-        for j, row in enumerate(rows):
-            self._cut(few, row, max(0, j + 1 - microbatches), True, stop)
-        for j, row in reversed(list(enumerate(rows))):
-            self._cut(few, row, min(j, last), False, stop)
+        last, step = len(rows) - microbatches, min(STEP, microbatches)
+        if early:
+            for j, row in list(enumerate(rows))[asked:]:
+                self._cut(few, row, min(last, -(-max(0, j + 1 - microbatches) // step) * step), True, more)
+        else:
+            for j, row in list(enumerate(rows))[len(rows) - 1 - asked :: -1]:
+                self._cut(few, row, last if j >= last else j // step * step, False, more)
 
-    def _cut(self, few: Model, row: int, first: int, early: bool, stop: float) -> None:
+    def _cut(self, few: Model, row: int, first: int, early: bool, more: Callable[[], bool]) -> None:
         """Cut parts off one end of the window of `row`, with microbatches from `first` on."""
         low, high = self.window.earliest[row], self.window.latest[row]
         rows = self._rows(few, first)
         part = least = max(1, (high + 1 - low) // PART)
         growing = True
-        while low <= high and part >= least and self.standing.work < stop and self.standing.left >= LEAST:
+        while low <= high and part >= least and more():
             inside = (low, min(high, low + part - 1)) if early else (max(low, high - part + 1), high)
-            if self._possible(few, rows, row, *inside, early, stop):
+            if self._possible(few, rows, row, *inside, early):
                 growing, part = False, part // GROWTH
                 continue
             if early:
@@ -99,6 +110,24 @@ class Shaving:
     def _narrow(self) -> None:
         self.window = narrow(self.standing.model, self.limit, spacing=self.spacing)
 
+    def _solver(self, few: Model, rows: list[int], like: Sequence[int] | None) -> Kept:
+        """For the few microbatches, with all that is known of when they start."""
+        earliest, latest = ([side[y] for y in rows] for side in (self.window.earliest, self.window.latest))
+        kept = self.kept.get((len(few), rows[0]))
+        if kept is None:
+            window = narrow(few, self.limit, spacing=self._known(rows, earliest, latest))
+            kept = self.kept[len(few), rows[0]] = Kept(few, window, self.standing.seed, like)
+        else:
+            kept.narrow(earliest, latest)
+        return kept
+
+    def _known(self, rows: list[int], earliest: list[int], latest: list[int]) -> Spacing:
+        return Spacing(
+            self.spacing.apart,
+            starts=tuple(enumerate(earliest)),
+            ends=tuple((x, self._tail(y, at)) for x, (y, at) in enumerate(zip(rows, latest, strict=True))),
+        )
+
     def _tail(self, row: int, latest: int) -> int:
         """What has to follow the end of a row if it starts at its latest."""
         return self.limit - latest - self.standing.model.duration[row]
@@ -108,7 +137,7 @@ class Shaving:
         later = (each._replace(microbatch=each.microbatch + first) for each in few.operations)
         return [self.number[each] for each in later]
 
-    def _possible(self, few: Model, rows: list[int], row: int, low: int, high: int, early: bool, stop: float) -> bool:
+    def _possible(self, few: Model, rows: list[int], row: int, low: int, high: int, early: bool) -> bool:
         """Whether the few microbatches may run in their windows, and `row` between `low` and `high`."""
         earliest = [low if y == row else self.window.earliest[y] for y in rows]
         latest = [high if y == row else self.window.latest[y] for y in rows]
@@ -117,13 +146,9 @@ class Shaving:
         if pressed is not None:
             self.like.update(zip(rows, pressed, strict=True))
             return True
-        known = Spacing(
-            self.spacing.apart,
-            starts=tuple(enumerate(earliest)),
-            ends=tuple((x, self._tail(y, at)) for x, (y, at) in enumerate(zip(rows, latest, strict=True))),
-        )
-        work = min(QUESTION, stop - self.standing.work)
-        found = ask(self.standing, few, self.limit, work, spacing=known, like=like, loads=False)
+        known = self._known(rows, earliest, latest)
+        by = self._solver(few, rows, like).decide if keeps(self.standing.engine) else None
+        found = ask(self.standing, few, self.limit, QUESTION, spacing=known, like=like, loads=False, by=by)
         self.standing.work += len(few) / MADE
         if found.start is not None:
             self.like.update(zip(rows, press(few, found.start, earliest, latest, early) or found.start, strict=True))

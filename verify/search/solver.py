@@ -9,6 +9,7 @@ from typing import Any
 # z3's own units of work that take about a second, by what it reasons with.
 UNITS = 5_000_000
 UNITS_WITH_SUMS = 8_000_000
+MANY = 400  # operations, above which a unit takes longer in proportion: the formula outgrows the caches
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 FAR = 1 << 60
 LARGEST = (1 << 32) - 1  # z3 takes no larger limit, and takes one for its remainder
@@ -49,9 +50,19 @@ def values(solver: Any, names: Sequence[str], otherwise: Sequence[int]) -> list[
     return [usual if value is None else value.as_long() for value, usual in zip(found, otherwise, strict=True)]
 
 
-def check(solver: Any, most: int = FAR, stop: float = float("inf")) -> Any:
-    """z3's answer with so many more units, before the clock says `stop`. Raises KeyboardInterrupt, which z3 takes for
-    itself."""
+def units(operations: int, sums: bool) -> int:
+    """Of z3, in one of work. `sums`: as of `new_solver`."""
+    return (UNITS_WITH_SUMS if sums else UNITS) * MANY // max(MANY, operations)
+
+
+def stop_after(seconds: float) -> float:
+    """By the clock; 0 for never."""
+    return monotonic() + seconds if seconds else float("inf")
+
+
+def check(solver: Any, most: int = FAR, stop: float = float("inf"), *assumed: Any) -> Any:
+    """z3's answer with so many more units, before the clock says `stop`, where what is assumed is true. Raises
+    KeyboardInterrupt, which z3 takes for itself."""
     import z3
 
     if most < FAR:
@@ -60,7 +71,7 @@ def check(solver: Any, most: int = FAR, stop: float = float("inf")) -> Any:
     if stop < float("inf"):
         solver.set("timeout", min(max(1, int((stop - monotonic()) * 1000)), LARGEST))
     before = counted(solver)
-    answer = solver.check()
+    answer = solver.check(*assumed)
     after = counted(solver)
     work_left = before is not None and after is not None and after - before < most
     cancelled = answer == z3.unknown and solver.reason_unknown() == "canceled"
@@ -75,4 +86,4 @@ def counted(solver: Any) -> int | None:
     return int(statistics.get_key_value("rlimit count")) if "rlimit count" in statistics.keys() else None  # noqa: SIM118
 
 
-__all__ = ["DIFFERENCES", "FAR", "UNITS", "UNITS_WITH_SUMS", "check", "counted", "new_solver", "suggest", "values"]
+__all__ = ["DIFFERENCES", "FAR", "check", "counted", "new_solver", "stop_after", "suggest", "units", "values"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -58,10 +58,11 @@ def ask(
     spacing: Spacing | None = None,
     like: Sequence[int] | None = None,
     loads: bool = True,
+    by: Callable[..., Decision] | None = None,
 ) -> Decision:
     """`decide` of the engine, with what is known of microbatches in a row, in the time and work that are left.
 
-    What it took is counted; nothing is taken over.
+    `by`: who decides instead. What it took is counted; nothing is taken over.
     """
     seconds = 0.0 if standing.stop == float("inf") else max(0.1, standing.stop - monotonic())
     work = min(work, standing.left)
@@ -69,7 +70,7 @@ def ask(
         return Decision(Answer.UNKNOWN, None, 0.0)
     seed = standing.seed if seed is None else seed
     spacing = standing.spacing if spacing is None else spacing
-    found = decider(standing.engine)(
+    found = (by or decider(standing.engine))(
         model,
         limit,
         work=work,

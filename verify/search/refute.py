@@ -1,0 +1,159 @@
+"""The highest limit that so much work refutes: windows shaved from both ends until one is used up.
+
+A limit that is a little higher takes twice the work, and none can tell beforehand how much that is. What is shown of
+orders within a limit holds for lower ones, though, so it is lowered on the way rather than given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from math import ceil, log2
+
+from verify.search.bounds import NOTHING
+from verify.search.engines import MOST_OPERATIONS
+from verify.search.exact import Answer
+from verify.search.problem import Infeasible
+from verify.search.shave import Shaving
+from verify.search.spacing import Spacing
+from verify.search.standing import LEAST, MADE, Standing, ask
+
+BEGIN = 4  # the first limit is at so small a part of the gap
+DOUBLED = 11  # a limit higher by so small a part of the gap takes twice the work, about
+LAST = 0.57  # windows are soon used up when such a part of them is left, about
+RESERVE = 1 / 5  # such a part of a turn is kept for a lower limit
+VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
+GROWTH = 3  # and so small a part of that for one still lower
+SIZES = (216, 336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
+WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
+
+
+class _Turn:
+    """Up to `stop`, by work, or what the clock leaves."""
+
+    def __init__(self, standing: Standing, stop: float) -> None:
+        self.standing, self.stop = standing, stop
+        self.work, self.left = stop - standing.work, standing.left
+
+    @property
+    def rest(self) -> float:
+        """The part of it that is left."""
+        standing = self.standing
+        return max(0.0, min((self.stop - standing.work) / self.work, standing.left / self.left))
+
+    def more(self, reserve: float = 0.0) -> bool:
+        """Whether more than such a part is."""
+        return self.rest > reserve and self.standing.left >= LEAST
+
+
+def refute(standing: Standing, few: Spacing, shown: dict[int, Spacing], stop: float) -> None:
+    """Refute limits up to `stop`, by work: a low one first, or one that was left open; then as high as is hoped.
+
+    `few`: what is known of all orders; `shown`: what is known beside of those within a limit, which grows. Only where
+    `can_nest` of `nested` holds.
+    """
+    if standing.work >= stop or standing.left < LEAST:
+        return
+    turn = _Turn(standing, stop)
+    gap = standing.value - standing.low
+    limit = min((each for each in shown if each >= standing.low), default=standing.low + gap // BEGIN)
+    limit = min(limit, standing.value - 1)
+    while standing.rows is not None and standing.low <= limit < standing.value and turn.more():
+        rest, value = turn.rest, standing.value
+        if _Refutation(standing, turn, few, shown, limit).holds():
+            more = log2(max(2.0, turn.rest / max(rest - turn.rest, LEAST)))
+            limit = min(standing.value - 1, standing.low + max(1, int(gap * more / DOUBLED)))
+        elif standing.value < value:
+            limit = (standing.low + standing.value) // 2
+        else:
+            return
+
+
+class _Refutation:
+    """Of a limit, which is lowered to where what is left of the turn should do, as far as can be told."""
+
+    def __init__(self, standing: Standing, turn: _Turn, few: Spacing, shown: dict[int, Spacing], limit: int) -> None:
+        self.standing, self.turn, self.few, self.shown, self.limit = standing, turn, few, shown, limit
+
+    def holds(self) -> bool:
+        """Whether the limit it came down to is refuted."""
+        try:
+            self._shave()
+        except Infeasible:
+            self.standing.raise_bound(self.limit + 1, f"refuted by {self.standing.engine}")
+            return True
+        return False
+
+    def _shave(self) -> None:
+        """Raises `Infeasible`."""
+        standing, turn, value, reserve = self.standing, self.turn, self.standing.value, RESERVE
+        before = self._before()
+        shaving = Shaving(standing, replace(self.few, starts=before.starts, ends=before.ends), self.limit)
+        whole = Shaving(standing, self.few, self.limit).width
+        sizes, vain = _sizes(standing), 0
+        for microbatches, early, asked in _sweeps(sizes, before is not NOTHING):
+            width, work = shaving.width, standing.work
+            shaving.sweep(microbatches, early, partial(turn.more, reserve), asked)
+            self.shown[self.limit] = shaving.spacing
+            standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
+            self._ask_all(shaving.spacing, (standing.work - work) / WHOLE)
+            if standing.value < value or standing.done or not turn.more():
+                return
+            vain = vain + 1 if width == shaving.width and microbatches == sizes[-1] else 0
+            if turn.more(reserve) and vain < VAIN:
+                continue
+            vain = 0
+            if self.limit == standing.low:
+                return
+            reserve = min(reserve, turn.rest) / GROWTH
+            # Lower, all windows are narrower by as much, and so they were from the start.
+            lower = ceil((shaving.width - whole * LAST) / (1 - LAST) / standing.problem.microbatches)
+            lower = min(max(1, lower), self.limit - standing.low)
+            whole -= lower * standing.problem.microbatches
+            self.limit -= lower
+            shaving.lower(self.limit)
+
+    def _before(self) -> Spacing:
+        """What is known of orders within the limit, or a higher one."""
+        limits = [each for each in self.shown if each >= self.limit]
+        return self.shown[min(limits)] if limits else NOTHING
+
+    def _ask_all(self, known: Spacing, work: float) -> None:
+        """About all microbatches. Raises `Infeasible`."""
+        standing = self.standing
+        if len(standing.model) > MOST_OPERATIONS[standing.engine]:
+            return
+        found = ask(standing, standing.model, self.limit, work, spacing=known)
+        standing.work += len(standing.model) / MADE
+        if found.answer is Answer.REFUTED:
+            by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
+            standing.raise_bound(self.limit + 1, f"refuted by {by}")
+            raise Infeasible(0, 0, "no order is within the limit")
+        if found.answer is Answer.FOUND and found.rows is not None:
+            standing.take(found.rows, found.by)
+
+
+def _sizes(standing: Standing) -> list[int]:
+    """Microbatches in a question."""
+    count = standing.problem.microbatches
+    return sorted({max(1, min(count - 1, size * count // len(standing.model))) for size in SIZES})
+
+
+def _sweeps(sizes: list[int], again: bool) -> Iterator[tuple[int, bool, int]]:
+    """More and more microbatches a question, from left to right and back; the most without end. Then, with how many
+    the end it begins from needs no more questions.
+
+    `again`: the fewest were asked about before.
+    """
+    asked = 0
+    for microbatches in sizes[1:] if again and len(sizes) > 1 else sizes:
+        yield microbatches, True, asked
+        yield microbatches, False, asked
+        asked = microbatches
+    for early in cycle((True, False)):
+        yield sizes[-1], early, 0
+
+
+__all__ = ["refute"]
