@@ -281,10 +281,13 @@ def reduce_gradients(replicated: DistributedDataParallel) -> None:
     module was made with `find_unused_parameters=True`; else they get zeros. ValueError where the reducer waits for a
     parameter that has been frozen, or has never heard of one that is trained: it would leave gradients as they are.
     """
+    replicated.require_forward_param_sync = True  # the next forward begins with the first replica's buffers
     named, ignored = replicated.module.named_parameters(), replicated.parameters_to_ignore
     parameters = [q for name, q in named if q.requires_grad and name not in ignored]
     if len(parameters) > _known_to(replicated):
         raise ValueError(f"parameters are trained that were frozen when {_WRAPPED_BEFORE}")
+    if not parameters:
+        return  # all are frozen by now
     unused: list[torch.nn.Parameter] = []
     if replicated.find_unused_parameters:
         used = torch.tensor([q.grad is not None for q in parameters], dtype=torch.uint8, device=parameters[0].device)
@@ -292,7 +295,6 @@ def reduce_gradients(replicated: DistributedDataParallel) -> None:
         unused = [q for q, anywhere in zip(parameters, used.tolist(), strict=True) if not anywhere]
     with torch.enable_grad():
         outputs = [q.view_as(q) for q in parameters]
-    replicated.require_forward_param_sync = True  # the next forward begins with the first replica's buffers
     replicated.reducer.prepare_for_backward(outputs)
     torch.autograd.backward(outputs, [torch.zeros_like(q) for q in parameters])
     try:

@@ -115,7 +115,8 @@ class Announced:
             self._agreed[stage] = present
             if whole:
                 self._whole.add(stage)
-            self._store.set(f"{self._key}/{stage}", json.dumps(present))
+            if present:  # else nobody asks
+                self._store.set(f"{self._key}/{stage}", json.dumps(present))
         elif any(is_now and not was for is_now, was in zip(present, agreed, strict=True)):
             raise ValueError(
                 "a gradient goes back to the stage before for this microbatch where the first microbatch had none; "

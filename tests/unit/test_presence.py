@@ -94,10 +94,11 @@ def test_one_that_appears_later_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [compiled.SPLIT, compiled.TWO_WAYS])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_what_was_agreed_on_does_not_pile_up_in_the_store(text: str, steps: int, tmp_path: Path) -> None:
-    """`steps`: between two agreements. With one, nobody asks for what is said of gradients."""
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_agreed_on_does_not_pile_up_in_the_store(text: str, steps: int, frozen: bool, tmp_path: Path) -> None:
+    """`steps`: between two agreements. With one nobody asks what is said of gradients, nor where none are wanted."""
     module = load(compiled.compile_to(tmp_path / "x.py", text, p=2, m=2))
-    held = cut(module, [nn.Linear(4, 4), nn.Linear(4, 4)])
+    held = cut(module, [nn.Linear(4, 4).requires_grad_(not frozen), nn.Linear(4, 4)])
 
     def keys(agreements: int) -> int:
         fabric = Fabric(2, LAZY)

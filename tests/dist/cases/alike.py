@@ -135,6 +135,26 @@ def parameters_frozen_or_trained_since_they_were_replicated(job: Job) -> None:
             pipe.step(*tokens(replica))
 
 
+@case
+def a_replicated_stage_that_is_frozen_as_a_whole(job: Job) -> None:
+    """After its first step. The other stage trains on."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for unused in (False, True):
+        torch.manual_seed(19)
+        stages = mlp(STAGES)
+        expected = on_all_data(stages, steps=2)
+        before = on_all_data(stages, steps=1)
+        wrapped = DistributedDataParallel(stages[own], process_group=group, find_unused_parameters=unused)
+        pipe = pipeline(job, "whole", wrapped, both.get_group("pipe"))
+        pipe.step(*tokens(replica))
+        if own == 0:
+            stages[own].requires_grad_(False)
+        pipe.renew_shapes()
+        pipe.step(*tokens(10 + replica))
+        check(stages[own], expected[own] if own else before[own])
+
+
 class Detaches(nn.Module):
     """Returns something to train on, but for the microbatches of a step that it is told."""
 
