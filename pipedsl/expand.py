@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,9 @@ from pipedsl.words import Block, Operations, ops_of
 STEPS_PER_RANK = 64
 """What a rank costs of the limit on steps, whether it does anything or not."""
 
+NO_PROGRAM = ("PD204", "PD206", "PD207", "PD209")
+"""What words may be wrong with under one placement and right under another; whatever else it is, is to be mended."""
+
 RANKS_NAMED = 8
 """Ranks that one message lists before it only counts them."""
 
@@ -36,17 +39,42 @@ def expand(schedule: Schedule, params: Mapping[str, int], limits: Limits | None 
     return _expansion(schedule, params, limits or Limits(), searching=False).program()[0]
 
 
-def expand_open(schedule: Schedule, params: Mapping[str, int], limits: Limits | None = None) -> list[OpenProgram]:
+def expand_open(
+    schedule: Schedule,
+    params: Mapping[str, int],
+    limits: Limits | None = None,
+    check: Callable[[OpenProgram], None] = lambda each: None,
+) -> list[OpenProgram]:
     """The search problem that a schedule states: its rows and strands, once for each placement that it leaves open.
 
-    Raises DiagnosticError as `expand` does, and with PD601 for what strands cannot say.
+    `check` raises for what is none. Where the words are no program under some placement, or cannot run, it is left out.
+    Raises DiagnosticError as `expand` does, with PD601 for what strands cannot say, and where no placement remains.
     """
     expansion = _expansion(schedule, params, limits or Limits(), searching=True)
+    found, wrong = [], []
+    names = open_placements(schedule)
+    for name in names or (None,):
+        try:
+            each = replace(expansion, layout=name).open_program()
+            check(each)
+        except DiagnosticError as error:
+            mistakes = error.diagnostics
+            if name is not None:
+                mistakes = tuple(replace(each, notes=(*each.notes, f"with the placement {name}")) for each in mistakes)
+            wrong.append(mistakes)
+            if any(each.code not in NO_PROGRAM for each in mistakes):
+                raise DiagnosticError(mistakes) from None
+        else:
+            found.append(each)
+    if not found:
+        raise DiagnosticError(wrong[0])
+    return found
+
+
+def open_placements(schedule: Schedule) -> tuple[str, ...]:
+    """The placements that `place ?` leaves open; none where it is given."""
     place, *_ = places_of(schedule)
-    if place.rank is not None:
-        return [expansion.open_program()]
-    names = dict.fromkeys(place.choices or PLACEMENTS)
-    return [replace(expansion, layout=name).open_program() for name in names]
+    return () if place.rank is not None else tuple(dict.fromkeys(place.choices or PLACEMENTS))
 
 
 def _expansion(schedule: Schedule, params: Mapping[str, int], limits: Limits, searching: bool) -> _Expansion:

@@ -26,12 +26,13 @@ class Closing:
 
     `least`: what passes at least from the end of a place's last operation to the end of everything (of its rank, for
     spans). `last`: what passes so where every REDUCE stands last; None where ranks then wait for each other for ever.
-    `beside`: how long all REDUCEs of a rank take.
+    `beside`: how long all REDUCEs of a rank take. `hangs`: ranks wait for each other's, whatever the order.
     """
 
     least: tuple[Fraction, ...] = ()
     last: tuple[Fraction, ...] | None = None
     beside: tuple[Fraction, ...] = ()
+    hangs: bool = False
 
 
 def closing_of(each: OpenProgram, reductions: Reductions, span: bool) -> Closing:
@@ -51,8 +52,8 @@ def closing_of(each: OpenProgram, reductions: Reductions, span: bool) -> Closing
         least[place] = forced.after(rank, first)
         last[place] = at_end.after(rank, list(sums[rank]))
     beside = tuple(sum((program.costs.reduce[stage] for stage in own), Fraction(0)) for own in sums)
-    if forced.turns is None:  # ranks wait for each other whatever the order, which the verifier says
-        return Closing((Fraction(0),) * len(least), None, beside)
+    if forced.turns is None:  # the verifier says so
+        return Closing((Fraction(0),) * len(least), None, beside, hangs=True)
     return Closing(tuple(least), None if at_end.turns is None else tuple(last), beside)
 
 

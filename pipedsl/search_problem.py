@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from pipedsl.check import RANK_VARIABLE, openings
 from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.evaluate import Evaluator, as_number, fail
-from pipedsl.expand import expand_open
+from pipedsl.expand import expand_open, open_placements
 from pipedsl.occupancy import constant_part
 from pipedsl.open_words import OpenProgram, check_possible, flat_stages
 from pipedsl.program import COMMUNICATION, Kind, Program
@@ -35,7 +36,8 @@ class Task:
     `program` has all rows, in no order that means anything, and `own` the same with the file's own durations and sizes
     where a profile gives others. `placement`: the name of what `place ?` is here, or None. `asked`: the options of the
     command that put a cap or a profile in place of what the file says. `reductions`: every rank's REDUCEs, of which the
-    problem knows no more than their `closing`, what they add at least.
+    problem knows no more than their `closing`, what they add at least. `left_out`: the placements that the words are no
+    program under, or cannot run.
     """
 
     open_program: OpenProgram
@@ -45,6 +47,7 @@ class Task:
     asked: tuple[str, ...] = ()
     reductions: Reductions = ()
     closing: Closing = field(default_factory=Closing)
+    left_out: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -66,24 +69,20 @@ def tasks(
     limits: Limits | None = None,
     profile: Profile | None = None,
 ) -> list[Task]:
-    """The problem that a schedule states, once for each placement that it leaves open.
+    """The problem that a schedule states, once for each placement that it leaves open and that its words can run under.
 
     `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. Raises
     DiagnosticError: what `expand` raises, what is missing or twice (PD206 to PD208), PD209 where no order can run,
     PD601 for what a search cannot be asked; UsageError for a profile that is for other stages.
     """
-    problems = expand_open(schedule, params, limits)
-    if not openings(schedule):
-        message = "nothing is left open here, so there is nothing to search for"
-        fail(
-            "PD601", message, schedule.header.span, help="`A || B` leaves an order open; a fixed one is to be verified"
-        )
+    problems = expand_open(schedule, params, limits, partial(_check, schedule))
+    named = {each.placement for each in problems}
+    left_out = tuple(name for name in open_placements(schedule) if name not in named)
     asked: tuple[str, ...] = () if cap is None else (f"--cap {cap}",)
     if profile is not None:
         asked += (f"--profile {profile.name}",)
     found = []
     for own in problems:
-        _check_rows(own)
         each = own
         if profile is not None:
             from pipedsl.profile import apply_profile
@@ -96,11 +95,17 @@ def tasks(
         objective = _objective(schedule)
         closing = closing_of(each, reductions, objective is Objective.SPAN)
         problem = _problem(each, caps, objective, closing)
-        found.append(Task(each, problem, caps, own.program, asked, reductions, closing))
+        found.append(Task(each, problem, caps, own.program, asked, reductions, closing, left_out))
     return found
 
 
-def _check_rows(each: OpenProgram) -> None:
+def _check(schedule: Schedule, each: OpenProgram) -> None:
+    """Raise DiagnosticError for what is no search problem, under this placement."""
+    if not openings(schedule):
+        message = "nothing is left open here, so there is nothing to search for"
+        fail(
+            "PD601", message, schedule.header.span, help="`A || B` leaves an order open; a fixed one is to be verified"
+        )
     program = each.program
     messages = np.flatnonzero(np.isin(program.kind, COMMUNICATION))
     if len(messages):

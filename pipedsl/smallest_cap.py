@@ -12,16 +12,19 @@ from time import monotonic
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Span
 from pipedsl.occupancy import constant_part
 from pipedsl.program import Kind
+from pipedsl.search_answer import program_of
 from pipedsl.search_problem import Caps, Task
 from pipedsl.search_runs import LEAST_WORK, Effort, News, ended_by_interrupt, usage_of_missing, within
 from pipedsl.syntax import MemoryBlock, Schedule, SubjectTo
 from verify.memory import size_text
 from verify.search.engines import suited
-from verify.search.judge import peak, program_of
+from verify.search.judge import peak
+from verify.search.judge import program_of as plain_program
 from verify.search.levels import Holdings, Levels, holdings, levels_of
 from verify.search.model import model_of
 from verify.search.problem import Infeasible
 from verify.search.solve import Budget, NothingFound, Solution, solve
+from verify.structure import check_structure
 
 WORK = 1.0
 """For each question whether some cap can be kept to, at most."""
@@ -48,23 +51,30 @@ class Smallest:
 class Refusal:
     """PD602. `smallest`: the cap of every rank that would do, where the caps are the same for all; else None.
 
-    `said`: the same as people read it. `sure`: no smaller one would do.
+    `said`: the same as people read it. `sure`: no smaller one would do. `answer`: what the message says of it.
     """
 
     diagnostic: Diagnostic
     smallest: Fraction | None = None
     said: str = ""
     sure: bool = False
+    answer: str = ""
 
     @property
     def error(self) -> DiagnosticError:
         return DiagnosticError([self.diagnostic])
 
+    def of(self, task: Task) -> Refusal:
+        """The same of a task with other caps that the same would do in place of."""
+        message = f"no order keeps to {_caps_text(task)}{self.answer}"
+        return replace(self, diagnostic=replace(self.diagnostic, message=message))
+
 
 def refusal(schedule: Schedule, tasks: Sequence[Task], effort: Effort) -> Refusal:
     """What to say where no order keeps to the caps, with the smallest of the placement that needs least.
 
-    `effort`: its budget is for all that is asked of one placement; `until`, where it is given, ends all.
+    `effort`: its budget is for all that is asked of one placement; `until`, where it is given, ends all. Raises
+    DiagnosticError where, whatever the caps, ranks wait for each other's REDUCE (PD301).
     """
     span = _span(schedule)
     found: list[Smallest] = []
@@ -75,32 +85,39 @@ def refusal(schedule: Schedule, tasks: Sequence[Task], effort: Effort) -> Refusa
     if not found:
         help_ = "the search ended before it was found how far they have to be raised"
         return Refusal(Diagnostic("PD602", "no order keeps to these caps", span, help=help_))
-    best = min(found, key=lambda each: each.by)
+    best = min(found, key=lambda each: (each.task.closing.hangs, each.by))
+    if best.task.closing.hangs:
+        raise DiagnosticError(check_structure(program_of(best.task, best.solution.orders, best.caps))[0])
     sure = len(found) == len(tasks) and all(each.sure for each in found)
     memory = best.task.program.memory
 
     def size(value: Fraction) -> str:
         return size_text(value, memory.in_bytes, ROUND_CEILING)  # so that what is said does as a cap
 
-    given = {cap for cap in best.task.caps if cap is not None}
     least = None
-    if len(given) == 1:
-        cap = next(iter(given))
+    if len({*best.task.caps} - {None}) == 1:
         least = max(cap for cap in best.caps if cap is not None)
-        what, needed = f"the cap of {size_text(cap, memory.in_bytes, ROUND_FLOOR)}", size(least)
+        needed = size(least)
     else:
         shown = ["none" if cap is None else size(cap) for cap in best.caps[:MOST_NAMED]]
         more = ", ..." if len(best.caps) > MOST_NAMED else ""
-        what, needed = "these caps", f"{size(best.by)} more on every rank ({', '.join(shown)}{more})"
+        needed = f"{size(best.by)} more on every rank ({', '.join(shown)}{more})"
     # Of the buffers of messages a search knows those that F sends from; the others may need more.
     apart = ", received messages and gradients apart," if any(memory.output) else ""
     how = "the smallest that one keeps to" if sure else "the smallest that one was found for"
-    message = f"no order keeps to {what}; {how}{apart} is {needed}"
+    answer = f"; {how}{apart} is {needed}"
     help_ = "raise the cap, or leave more of the order open"
     if not sure:
         help_ += "; smaller ones are not ruled out"
-    diagnostic = Diagnostic("PD602", message, span, notes=(_held(best),), help=help_)
-    return Refusal(diagnostic, least, "" if least is None else needed, sure)
+    diagnostic = Diagnostic("PD602", "", span, notes=(_held(best),), help=help_)
+    return Refusal(diagnostic, least, "" if least is None else needed, sure, answer).of(best.task)
+
+
+def _caps_text(task: Task) -> str:
+    given = {cap for cap in task.caps if cap is not None}
+    if len(given) != 1:
+        return "these caps"
+    return f"the cap of {size_text(given.pop(), task.program.memory.in_bytes, ROUND_FLOOR)}"
 
 
 def smallest(task: Task, effort: Effort) -> Smallest:
@@ -215,7 +232,7 @@ def _held(best: Smallest) -> str:
     names = [f"{kind}[{i}] of {_stage(best.task, place)}{', until W' * (kind == 'I')}"
              for (place, i), kind in held.items()]  # fmt: skip
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    program = replace(program_of(problem, orders), copies=best.task.program.copies)
+    program = replace(plain_program(problem, orders), copies=best.task.program.copies)
     label = program.label(sum(map(len, orders[:rank])) + at)
     return f"with it rank {rank} holds at its peak, when {label} runs: {', '.join(names[:MOST_NAMED])}{more}"
 

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
+from pipedsl.occupancy import constant_part
 from pipedsl.search_answer import SearchResult, is_too_small, job_of, may_go_on
 from pipedsl.search_problem import Task, tasks
 from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, better_bound, effort_of
@@ -83,24 +84,27 @@ def sweep(
         grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile))
     if len(grid) > 1 and all(_same(grid[0], row) for row in grid[1:]):
         raise _no_difference(schedule, name)
-    placements = len(grid[0]) if grid else 0
+    placements = dict.fromkeys(task.placement for row in grid for task in row)
     effort = effort_of(budget, timeout, seed, jobs, cache, progress, engine)
-    share = effort.part(1 / max(1, placements))
+    share = effort.part(1 / max(1, len(placements)))
     # Of the time of each value, what is for making room for messages in its answer comes last.
     room = ROOM if any(may_go_on(task) for row in grid for task in row) else 0
     first = share.sooner(1 - room)
     labels = [f"{name}={value}" for value in values]
-    curves: list[list[Outcome]] = []
-    for k in range(placements):
-        stopped = any(each.interrupted for curve in curves for each in curve)
-        curves.append(_Curve([row[k] for row in grid], labels, first, stopped).outcomes())
+    found: list[list[tuple[Task, Outcome]]] = [[] for _ in grid]
+    for placement in placements:
+        stopped = any(outcome.interrupted for row in found for _, outcome in row)
+        # Words that cannot run under it for one value may do so for another.
+        own = [(at, task) for at, row in enumerate(grid) for task in row if task.placement == placement]
+        curve = _Curve([task for _, task in own], [labels[at] for at, _ in own], first, stopped)
+        for (at, task), outcome in zip(own, curve.outcomes(), strict=True):
+            found[at].append((task, outcome))
     points: list[SweepPoint] = []
     before: SearchResult | None = None  # what had room for its buffers may be more than what is found with a larger cap
     for at, value in enumerate(values):
-        found = [(task, curve[at]) for task, curve in zip(grid[at], curves, strict=True)]
         timed = share if timeout is None else replace(share, until=monotonic() + timeout * room)
         try:
-            before = best_of(schedule, found, timed, transports, profile, before)
+            before = best_of(schedule, found[at], timed, transports, profile, before)
             points.append(SweepPoint(Fraction(value), before))
         except NothingFound as error:
             points.append(SweepPoint(Fraction(value), None, why=str(error)))
@@ -118,7 +122,7 @@ def sweep(
             return False
         return all(set(task.caps) == {value} for task in row)
 
-    points = _with_refusals(schedule, grid, curves, points, effort)
+    points = _with_refusals(schedule, found, points, effort)
     return [_with_least(point, is_cap) for point in points]
 
 
@@ -134,7 +138,7 @@ def _same(row: Sequence[Task], other: Sequence[Task]) -> bool:
     def asked(task: Task) -> tuple[object, ...]:
         return task.problem, task.caps, task.program.memory, task.program.costs
 
-    return all(asked(a) == asked(b) for a, b in zip(row, other, strict=True))
+    return list(map(asked, row)) == list(map(asked, other))
 
 
 def _no_difference(schedule: Schedule, name: str) -> DiagnosticError:
@@ -154,21 +158,31 @@ def _no_difference(schedule: Schedule, name: str) -> DiagnosticError:
 
 def _with_refusals(
     schedule: Schedule,
-    grid: Sequence[Sequence[Task]],
-    curves: Sequence[Sequence[Outcome]],
+    found: Sequence[Sequence[tuple[Task, Outcome]]],
     points: list[SweepPoint],
     effort: Effort,
 ) -> list[SweepPoint]:
-    """The points, with what to say where no order keeps to the caps; said once where only the cap differs."""
-    last: tuple[Task, Refusal] | None = None
+    """The points, with what to say where no order keeps to the caps; found once where only the cap differs."""
+    last: tuple[list[Task], Refusal] | None = None
     for at in range(len(points) - 1, -1, -1):
-        if not all(curve[at].refused for curve in curves):
+        if not all(outcome.refused for _, outcome in found[at]):
             continue
-        task = grid[at][0]
-        if last is None or last[1].smallest is None or not _same_but_for_caps(last[0], task):
-            last = task, refusal(schedule, grid[at], _rest(effort, [curve[at] for curve in curves]))
-        points[at] = replace(points[at], refusal=last[1])
+        row = [task for task, _ in found[at]]
+        if last is None or last[1].smallest is None or not _same_smallest(last[0], row):
+            last = row, refusal(schedule, row, _rest(effort, [outcome for _, outcome in found[at]]))
+        points[at] = replace(points[at], refusal=last[1].of(row[0]))
     return points
+
+
+def _same_smallest(row: Sequence[Task], other: Sequence[Task]) -> bool:
+    """Whether the smallest cap that an order keeps to is the same, of the same ranks that have one."""
+    return len(row) == len(other) and all(
+        _same_but_for_caps(a, b)
+        and replace(a.program.memory, cap=b.program.memory.cap) == b.program.memory
+        and [cap is None for cap in a.caps] == [cap is None for cap in b.caps]
+        and len({*a.caps} - {None}) == len({*b.caps} - {None}) == 1
+        for a, b in zip(row, other, strict=True)
+    )
 
 
 def _rest(effort: Effort, outcomes: Sequence[Outcome]) -> Effort:
@@ -186,6 +200,8 @@ class _Curve:
         self.tasks, self.labels, self.effort = tasks, labels, effort
         self.found = [Outcome(effort.seed, refused=is_too_small(task), interrupted=stopped) for task in tasks]
         # Whether an order of the value before is one here, and a bound here is one there.
+        # Taken from the value before, where what holds less may not have kept to the caps: still to be looked for.
+        self.heavy: set[int] = set()
         self.helps = [False] + [_same_but_for_caps(a, b) and _wider(a, b) for a, b in pairwise(tasks)]
 
     def outcomes(self) -> list[Outcome]:
@@ -222,7 +238,7 @@ class _Curve:
 
     def _open(self, k: int) -> bool:
         solution = self.found[k].solution
-        return not self.found[k].refused and (solution is None or solution.proof is None)
+        return not self.found[k].refused and (solution is None or solution.proof is None or k in self.heavy)
 
     def _job(self, k: int, effort: Effort) -> Job:
         own = self.found[k].solution
@@ -232,6 +248,7 @@ class _Curve:
 
     def _take(self, k: int, new: Outcome) -> None:
         """What a search answered, beside what was known."""
+        self.heavy.discard(k)
         before = self.found[k]
         known, found = before.solution, new.solution
         elapsed = before.elapsed + new.elapsed
@@ -272,8 +289,13 @@ class _Curve:
             moved = replace(moved, bound=low, proof=proof, argument=bound.argument)
         if ours is not None:
             moved = replace(better_bound(moved, ours), work=ours.work)
-        # As good an order of the smaller cap that holds the least there does so here.
-        least = self.found[k - 1].least and (ours is None or ours.value == theirs.value) and moved.proof is not None
+        # As good an order that holds the least of those that keep to the smaller caps does so here, if all keep to
+        # them that hold less: not where a small cap of one rank has another hold much.
+        light = _keep_if_less(self.tasks[k - 1], theirs)
+        least = self.found[k - 1].least and light and (ours is None or ours.value == theirs.value)
+        least = least and moved.proof is not None
+        if not light:
+            self.heavy.add(k)
         self.found[k] = replace(self.found[k], solution=moved, least=least)
 
     @staticmethod
@@ -284,6 +306,12 @@ class _Curve:
 
 def _same_but_for_caps(one: Task, other: Task) -> bool:
     return replace(one.problem, cap=other.problem.cap) == other.problem
+
+
+def _keep_if_less(task: Task, solution: Solution) -> bool:
+    """Whether whatever holds less, on the rank that holds most, than this does keeps to the caps of all ranks."""
+    held = [a + b for a, b in zip(solution.judgement.memory, constant_part(task.program), strict=True)]
+    return all(cap is None or cap >= max(held) for cap in task.caps)
 
 
 def _wider(one: Task, other: Task) -> bool:

@@ -51,7 +51,8 @@ def search_lines(result: SearchResult, every: EveryM | None = None) -> list[Line
     if every is not None:
         facts.append(("for every m", every_text(result, every)))
     if result.placement is not None:
-        facts.append(("placement", result.placement))
+        out = ", ".join(result.task.left_out)
+        facts.append(("placement", f"{result.placement}{out and f'; the words cannot run with {out}'}"))
     effort = f"seed {result.seed}, work {result.work:.2f}, {result.elapsed:.1f} s"
     notes = [effort, *(["from the cache"] if result.cached else []), *(["interrupted"] if result.interrupted else [])]
     notes += [text for text in (result.instead, result.lost) if text]
@@ -106,6 +107,7 @@ def _answer(result: SearchResult) -> Json:
         "argument": result.argument,
         "least_memory": result.least,
         "placement": result.placement,
+        "left_out": [*result.task.left_out],
         "seed": result.seed,
         "work": result.work,
         "elapsed": result.elapsed,

@@ -23,6 +23,17 @@ def problem(body: str, items: str = "", stages: str = "p", place: str = "s -> s"
 
 OPEN = "F * m || I * m || W * m"
 
+SOME_PLACES_TEXT = """schedule x(p, m, k)
+stages 4
+place ?
+rank r where k == 0 { F@0 * m || F@1 * m || B@0 * m || B@1 * m }
+rank r where k == 1 and r == 0 { F@1[0] F@0[1] || F@0[0] || F@1[1] || B@0 * m || B@1 * m }
+rank r where k == 1 and r == 1 { F@1[1] F@0[0] || F@0[1] || F@1[0] || B@0 * m || B@1 * m }
+"""
+"""For p=2 and m=2. With k=0 they run with all placements, with k=1 with `linear` alone."""
+
+SOME_PLACES = parse_text(SOME_PLACES_TEXT)
+
 
 def found(schedule: Schedule, cap: int | Fraction | None = None, **params: int) -> SearchResult:
     result = search(schedule, params, cap=cap, budget=WORK)

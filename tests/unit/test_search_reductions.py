@@ -232,6 +232,10 @@ def test_orders_of_the_text_that_hang_are_said() -> None:
     with pytest.raises(DiagnosticError) as caught:
         search(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up"), {"p": 2, "m": 1}, budget=1)
     assert caught.value.diagnostics[0].code == "PD301"
+    small = schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up", "memory { cap(r) = 1 }")
+    with pytest.raises(DiagnosticError) as caught:  # and no cap that would do
+        search(small, {"p": 2, "m": 1}, budget=1)
+    assert [each.code for each in caught.value.diagnostics] == ["PD301"]
     turns = "if r == 0 { REDUCE@down REDUCE@up } else { REDUCE@up REDUCE@down }"
     assert found(schedule(COPIES, f"({BOTH_WAYS}) {turns}"), 2, 1).value == 6
 

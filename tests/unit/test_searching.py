@@ -13,15 +13,17 @@ from brute import optimum
 import pipedsl
 from pipedsl import search_runs
 from pipedsl.api import load, parse_text
-from pipedsl.diagnostics import DiagnosticError
+from pipedsl.diagnostics import DiagnosticError, Limits
 from pipedsl.expand import expand
+from pipedsl.render.search import search_document, search_lines
+from pipedsl.render.style import paint
 from pipedsl.search_answer import program_of
 from pipedsl.search_cache import user_folder
 from pipedsl.search_problem import tasks
 from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import sweep
 from pipedsl.syntax import Schedule
-from tests.support.searched import OPEN, WORK, found, problem
+from tests.support.searched import OPEN, SOME_PLACES, SOME_PLACES_TEXT, WORK, found, problem
 from verify import Verdict
 from verify.search.solve import Solution
 
@@ -55,6 +57,34 @@ def test_an_order_may_be_open_on_some_ranks_alone() -> None:
     result = found(problem("if r == 0 { F * m || B * m } else { (F B) * m }"), p=2, m=4)
     # Rank 0 may run ahead, and 1F1B is no better: 4 microbatches of 3 units, one forward before and one backward after.
     assert result.value == 15
+
+
+def test_a_placement_that_the_words_cannot_run_with_is_left_out() -> None:
+    asked = {"p": 2, "m": 2, "k": 1}
+    result = search(SOME_PLACES, asked, budget=WORK)
+    known = search(parse_text(SOME_PLACES_TEXT.replace("place ?", "place s -> s // 2")), asked, budget=WORK)
+    assert (result.placement, result.value, result.optimal) == ("linear", known.value, True)
+    assert search_document(result)["left_out"] == ["looped", "v"]
+    assert "linear; the words cannot run with looped, v" in paint(search_lines(result), colour=False)
+    with pytest.raises(DiagnosticError) as caught:
+        search(parse_text(SOME_PLACES_TEXT.replace("place ?", "place ? in v, looped")), asked, budget=WORK)
+    assert [(each.code, each.notes[-1]) for each in caught.value.diagnostics] == [("PD209", "with the placement v")]
+
+
+@pytest.mark.parametrize(("extra", "code"), [("memory { cap(r) = 1 / 0 }", "PD109"), ("cost { F = 0 - 1 }", "PD114")])
+def test_what_is_wrong_with_all_placements_is_said(extra: str, code: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        search(parse_text(f"{SOME_PLACES_TEXT}{extra}\n"), {"p": 2, "m": 2, "k": 0}, budget=WORK)
+    assert {each.code for each in caught.value.diagnostics} == {code}
+
+
+def test_a_limit_that_a_later_placement_meets_is_said() -> None:
+    """It is no reason to leave that placement out."""
+    asked, limits = {"p": 2, "m": 2, "k": 0}, Limits(steps=200)
+    assert tasks(parse_text(SOME_PLACES_TEXT.replace("place ?", "place ? in v")), asked, limits=limits)
+    with pytest.raises(DiagnosticError) as caught:
+        tasks(SOME_PLACES, asked, limits=limits)
+    assert [each.code for each in caught.value.diagnostics] == ["PD104"]
 
 
 def test_minimize_span() -> None:

@@ -7,12 +7,12 @@ from fractions import Fraction
 
 import pytest
 
-from pipedsl import search_runs
+from pipedsl import search_runs, sweeping
 from pipedsl.api import load, parse_text
 from pipedsl.diagnostics import DiagnosticError
 from pipedsl.searching import NothingFound, search
 from pipedsl.sweeping import SweepPoint, sweep
-from tests.support.searched import OPEN, WORK, problem
+from tests.support.searched import OPEN, SOME_PLACES, WORK, problem
 from verify import Verdict
 from verify.search.problem import Problem
 from verify.search.solve import Solution
@@ -123,3 +123,77 @@ def test_a_sweep_over_placements_has_the_best_at_each_value() -> None:
         assert point.result.value == min(values)
         assert point.result.bound <= min(one.result.bound for one in each if one.result)
         assert values[places.index(str(point.result.placement))] == point.result.value
+
+
+LATE_WEIGHTS = "rank r where r == 0 { F * m (I * m || W * m) }\nrank r where r == 1 { F * m || I * m || W * m }\n"
+
+
+@pytest.mark.parametrize(
+    "capped",
+    [
+        "subject to peak(k) <= 0",
+        "memory { cap(r) = (r if k == 0 else 1) }",
+        "memory { cap(r) = 1 weights(s) = 1 - k }",
+    ],
+)
+def test_what_is_said_of_one_value_is_not_said_of_another(capped: str) -> None:
+    """Other ranks are capped, or by something else, or hold more beside: the smallest is another."""
+    schedule = parse_text(f"schedule x(p, m, k)\nstages p\nplace s -> s\n{LATE_WEIGHTS}{capped}\n")
+    points = sweep(schedule, {"p": 2, "m": 3}, "k", [0, 1], budget=WORK)
+    for point in points:
+        with pytest.raises(DiagnosticError) as alone:
+            search(schedule, {"p": 2, "m": 3, "k": int(point.value)}, budget=WORK)
+        assert point.refusal is not None
+        assert point.refusal.sure
+        assert [point.refusal.diagnostic] == list(alone.value.diagnostics)
+    assert points[0].refusal != points[1].refusal
+
+
+def test_what_is_said_of_several_caps_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    real = sweeping.refusal
+    monkeypatch.setattr(sweeping, "refusal", lambda *given: (asked.append(given), real(*given))[1])
+    schedule = parse_text(f"schedule x(p, m)\nstages p\nplace s -> s\n{LATE_WEIGHTS}")
+    points = sweep(schedule, {"p": 2, "m": 3}, "cap", [0, 1, 2], budget=WORK)
+    assert len(asked) == 1
+    for point in points:
+        with pytest.raises(DiagnosticError) as alone:
+            search(schedule, {"p": 2, "m": 3}, cap=int(point.value), budget=WORK)
+        assert point.refusal is not None
+        assert point.refusal.diagnostic.message == alone.value.diagnostics[0].message
+        assert (point.refusal.smallest, point.least) == (3, 3)
+
+
+def test_a_placement_may_be_possible_for_some_values_alone() -> None:
+    """The words run with all three for k=0, and with one for k=1."""
+    points = sweep(SOME_PLACES, {"p": 2, "m": 2}, "k", [0, 1], budget=WORK)
+    for point in points:
+        alone = search(SOME_PLACES, {"p": 2, "m": 2, "k": int(point.value)}, budget=WORK)
+        assert point.result is not None
+        assert (point.result.value, point.result.placement) == (alone.value, alone.placement)
+        assert point.result.task.left_out == ((), ("looped", "v"))[int(point.value)]
+
+
+def test_a_small_cap_of_one_rank_does_not_make_another_hold_much() -> None:
+    """With k=1 rank 1 has to hold 18 to be as quick, with k=2 half of that."""
+    text = """schedule x(p=3, m=2, k=1)
+stages 3
+replica a { place s -> s }
+replica b { place s -> 1 }
+rank r where r != 1 { F * m || B * m }
+rank r where r == 1 {
+    F@1[0] F@2[0] F@3[0] F@1[1] F@2[1] F@3[1] B@0[0] B@0[1] ||
+    F@0[0] F@0[1] B@3[0] B@2[0] B@1[0] B@3[1] B@2[1] B@1[1]
+}
+cost s { F = s % 2  I = s % 2  W = s % 2 }
+memory { activation(s) = 1 if s == 0 else 0 if s == 1 else 8  cap(r) = k if r == 0 else 1000 }
+"""
+    for jobs in (1, 2):
+        points = sweep(parse_text(text), {}, "k", [1, 2], budget=WORK, jobs=jobs)
+        for point in points:
+            alone = search(parse_text(text), {"k": int(point.value)}, budget=WORK)
+            assert point.result is not None
+            assert (point.result.value, alone.value) == (12, 12)
+            held = [max(each.report.metrics.memory) for each in (point.result, alone) if each.report.metrics]
+            assert held[0] == held[1] == {1: 18, 2: 9}[int(point.value)]
+            assert point.result.least
