@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -60,6 +62,16 @@ def a_loss_that_is_replicated(job: Job) -> None:
             check(loss, alike)
         else:
             assert all(q.grad is None for q in loss.parameters())
+
+
+@case
+def a_loss_with_a_static_graph(job: Job) -> None:
+    """What is refused of stages is refused of a loss."""
+    both = mesh()
+    loss = DistributedDataParallel(Loss(5, 5), process_group=both.get_group("data"), static_graph=True)
+    compiled = job.compiled("whole_2")
+    with pytest.raises(compiled.PipelineError, match="DistributedDataParallel with static_graph=True"):
+        compiled.Pipeline(nn.Identity(), loss, process_group=both.get_group("pipe"), timeout=PATIENCE)
 
 
 class Embeds(nn.Module):
@@ -193,6 +205,22 @@ def replicas_that_differ_in_what_is_trained(job: Job) -> None:
             "replicas differ in what needs a gradient of what the stage returned for this microbatch: "
             "0 (of 0 to 1) on global rank 1, nothing on global rank 3; with fully_shard" in str(found.value)
         )
+
+
+@case
+def one_of_four_replicas_differs(job: Job) -> None:
+    """In two dimensions, of which the ranks of two replicas share none with it. Each holds both stages."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))
+    alone, _ = dist.new_subgroups(1)
+    compiled = job.compiled("v_shape_1")
+    stages = [nn.Embedding(11, 8), Detaches(*([1] if job.rank == 3 else []))]
+    fully_shard(stages[1], mesh=both)
+    pipe = compiled.Pipeline(stages, of_the_first, process_group=alone, timeout=PATIENCE)
+    with pytest.raises(compiled.PipelineError) as found:
+        pipe.step(*tokens(job.rank))
+    one = "0 (of 0 to 1) on global rank"
+    assert f": {one} 0, {one} 1, {one} 2, nothing on global rank 3; " in str(found.value)
+    assert "F of stage 1, microbatch 1 (test.sched:" in str(found.value)
 
 
 @case
