@@ -27,8 +27,8 @@ def settled(problem: Problem) -> tuple[_Search, int]:
 
 
 def test_limits_end_below_the_optimum_however_little_the_work() -> None:
-    """What is shown of the limits left open is kept for the next turn, so that in the end some are the optimum."""
-    reached = kept = 0
+    """And some are the optimum."""
+    reached = 0
     for seed, work in product(range(6), (0.002, 0.02, 0.3)):
         search, least = settled(uneven(seed, 3, 4, TIMES))
         shown: dict[int, Spacing] = {}
@@ -36,10 +36,32 @@ def test_limits_end_below_the_optimum_however_little_the_work() -> None:
             if not search.done:
                 refute.refute(search, Spacing(), shown, search.work + work)
             assert search.low <= least
-        kept += bool(shown)
         reached += lower_bound(search.model).value < search.low == least
     assert reached > 1
-    assert kept
+
+
+def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a problem too large for a turn; and what is shown of it holds for orders that were found otherwise."""
+    problem = uneven(4, 6, 16, TIMES)
+    search = _Search(problem, Budget(40), 0, None, None, None, None)
+    search.take(search.model.rows(solve(problem, budget=Budget(0.2)).orders), "start")
+    shown: dict[int, Spacing] = {}
+    refute.refute(search, Spacing(), shown, search.work + 0.2)
+    left = [limit for limit in shown if limit >= search.low]
+    assert left
+    assert all(search.low <= limit < search.value for limit in left)
+    limits: list[int] = []
+
+    class Noticed(Shaving):
+        def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
+            limits.append(limit)
+            super().__init__(standing, spacing, limit)
+
+    monkeypatch.setattr(refute, "Shaving", Noticed)
+    low = search.low
+    refute.refute(search, Spacing(), shown, search.work + 0.2)
+    assert limits[0] == min(left)
+    assert low <= search.low <= search.value
 
 
 def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch: pytest.MonkeyPatch) -> None:
