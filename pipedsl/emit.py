@@ -31,6 +31,7 @@ RUNTIME_MODULES = (
     "rules",
     "deferred",
     "overlaps",
+    "apart",
     "chunk",
     "seeded",
     "clock",

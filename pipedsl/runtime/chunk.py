@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge
 
+from pipedsl.runtime.apart import Apart
 from pipedsl.runtime.deferred import Deferral, Product, multiply, run_backward
 from pipedsl.runtime.extras import asked_for, choose
 from pipedsl.runtime.overlaps import overlapping
@@ -83,6 +84,8 @@ class Chunk:
         self._writes: bool | None = None  # whether the module writes to its input; None until it has run once
         self.once = False  # a microbatch's forward must not run a second time, as it would draw other numbers
         self._deferral = Deferral(module)
+        self._apart = Apart([module])
+        self._beside: Sequence[Chunk] = (self,)
         self._kept: dict[int, _Kept] = {}
         self._products: dict[int, list[Product]] = {}
         self._buffers: frozenset[int] = frozenset()
@@ -92,12 +95,20 @@ class Chunk:
         """Whether it has a parameter that is to get a gradient."""
         return any(q.requires_grad for q in self._module.parameters())
 
+    def learn(self, beside: Sequence[Chunk], loss: Any) -> None:
+        """`beside`: the chunks of its rank, with itself. `loss`: the loss function, if it comes behind this stage."""
+        self._beside = beside
+        if isinstance(loss, torch.nn.Module):
+            self._apart = Apart([self._module, loss])
+
     def begin(self, train: bool = True) -> None:
         """Start a step, with backwards or without."""
         self._buffers = frozenset(b.untyped_storage().data_ptr() for b in self._module.buffers())
         self._splits = self._split if train else frozenset()
         if self._splits:
             self._deferral.begin()
+        if train:
+            self._apart.begin()
 
     def forward(self, microbatch: int, arrived: Arrived, extras: Mapping[str, Any]) -> Any:
         """Run the module on what came from the stage before, and on those of the extras that it asks for."""
@@ -166,9 +177,12 @@ class Chunk:
 
     def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
         """Note where the backward starts."""
-        self._kept[microbatch].outputs = [
+        kept = self._kept[microbatch]
+        kept.outputs = [
             y if y.grad_fn is None else GradientEdge(y.grad_fn, y.output_nr) for y in outputs if y.requires_grad
         ]
+        if not self._apart.looked:
+            self._apart.look(kept.outputs, kept.inputs)
 
     def forget(self, microbatch: int) -> None:
         """No backward will follow."""
@@ -180,7 +194,7 @@ class Chunk:
         outputs, present = kept.start(gradients)
         if outputs:
             run_backward(outputs, present)
-        return kept.gradients()
+        return self._gradients_of(kept, microbatch, present)
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         """I: the inputs' gradients, and of the parameters' those that do not wait for W."""
@@ -188,7 +202,15 @@ class Chunk:
         outputs, present = kept.start(gradients)
         if outputs:
             self._products[microbatch] = self._deferral.backward(outputs, present)
-        return kept.gradients()
+        return self._gradients_of(kept, microbatch, present)
+
+    def _gradients_of(self, kept: _Kept, microbatch: int, given: Gradients) -> list[torch.Tensor | None]:
+        """The inputs' gradients, in memory that no parameter's first gradient is left in; nor in what waits for W."""
+        found = kept.gradients()
+        if self._apart.without:
+            waiting = [g for each in self._beside for _, g, *_ in each._products.get(microbatch, ())]
+            self._apart.keep([*given, *found, *waiting])
+        return found
 
     def backward_weight(self, microbatch: int) -> None:
         """W: accumulate the parameters' gradients that have waited."""

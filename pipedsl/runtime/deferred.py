@@ -128,7 +128,6 @@ class Deferral:
         self._uses: dict[torch.nn.Module, _Forward] = {}
         self._forward = _forward_by(self._uses)
         self._places: list[tuple[dict[str, Any], Any]] = []  # modules' attributes, and what they run as their forward
-        self._without: list[torch.nn.Parameter] = []  # that had no gradient yet
         self._casts: dict[torch.nn.Parameter, tuple[torch.Tensor, int, int]] = {}  # and of what they were made
         self.waiting: list[Product] | None = None
         self.inside = 0
@@ -144,7 +143,6 @@ class Deferral:
         first = next(self.stage.parameters(), None)
         if first is not None and first.device != self._anchor.device:  # whose thread of autograd then need not wait
             self._drop_anchor(first.device)
-        self._without = [q for q in self.stage.parameters() if q.requires_grad and q.grad is None]
         self._uses.clear()
         for module in _run_by_python(self.stage):
             if (rule := RULES.get(type(module).forward)) and "forward" not in vars(module) and _may_wait(module):
@@ -176,18 +174,7 @@ class Deferral:
                 run_backward(outputs, gradients)
         finally:
             self.waiting = None
-        if self._without:
-            self._keep_apart(waiting)
         return waiting
-
-    def _keep_apart(self, waiting: list[Product]) -> None:
-        """Gradients that a parameter had none before may lie in one that waits, which the next I would add to."""
-        held = {g.untyped_storage().data_ptr() for _, g, *_ in waiting}
-        for q in self._without:
-            g = q.grad
-            if type(g) is torch.Tensor and g.layout == torch.strided and g.untyped_storage().data_ptr() in held:
-                q.grad = g.clone()
-        self._without = [q for q in self._without if q.grad is None]
 
     def apply(self, use: _Use, x: torch.Tensor) -> Any:
         if self.waiting is not None:

@@ -79,6 +79,8 @@ class Loop:
         self._given = Given([], 0, [], 0, (), 0.0, False, False)
         self._seeds: dict[int, list[torch.Tensor]] = {}  # what the backwards begin with, by microbatch
         self._seed: torch.Tensor | None = None  # the same for the microbatches of a step
+        for stage, chunk in chunks.items():
+            chunk.learn(tuple(chunks.values()), loss_fn if stage in self._lasts else None)
         self._programs = {
             True: [(call, self._prepare(call)) for call in calls],
             False: [(call, self._prepare(call)) for call in forward_only(calls)],
