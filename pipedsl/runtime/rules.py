@@ -43,8 +43,15 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 def _linear(module: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     y = functional.linear(_rows(x), weight, bias)
     if x.dim() != 2:  # a view, which `linear` would make, could not be written to in place behind a Function
-        y.resize_(*x.shape[:-1], y.shape[-1])
+        shape = (*x.shape[:-1], y.shape[-1])
+        y = y.view(shape) if _is_cached() else y.resize_(shape)
     return y
+
+
+def _is_cached() -> bool:
+    """Whether selective checkpointing keeps what is computed here: then nobody may write to it."""
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
 
 
 def _linear_worth(module: Any, x: torch.Tensor, weight: torch.Tensor) -> int:

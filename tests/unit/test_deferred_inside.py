@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pipedsl.runtime import deferred
 from pipedsl.runtime.chunk import Chunk
@@ -78,6 +78,46 @@ def test_a_checkpoint_is_recomputed_once(reentrant: bool, cast: bool) -> None:
         ours.backward_weight()
     assert Block.forwards == 6
     assert Counting.backwards == 3
+
+
+def keep_products(context: Any, function: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if function in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Selective(nn.Module):
+    """Of its forward products are kept, and the rest is computed again."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def contexts() -> Any:
+            return create_selective_checkpoint_contexts(keep_products)
+
+        return checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (2, 3, 4), (4,)])
+def test_a_checkpoint_that_keeps_products(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(4)
+    compare(Selective(nn.Sequential(Block(), Block())), torch.randn(shape), waits=4, bound=1e-6)
+
+
+def test_what_a_checkpoint_keeps_must_not_be_written_to() -> None:
+    """As torch has it where nothing waits: what is kept would be used as what it has become."""
+
+    def run(chunk: Chunk) -> None:
+        chunk.begin()
+        output = chunk.run_first(0, torch.randn(2, 3, 4), {})
+        chunk.keep(0, [output])
+        chunk.backward(0, [gradient_for(output)])
+
+    for waits in ([], [0]):
+        chunk = Chunk(Selective(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))), waits)
+        with pytest.raises(RuntimeError, match=r"is a view and is being modified inplace|has been mutated"):
+            run(chunk)
 
 
 def test_a_checkpoint_keeps_no_activation_until_i() -> None:
