@@ -128,7 +128,7 @@ class SearchResult:
     def verdict(self) -> Verdict:
         return self.report.verdict
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The answer as a `.sched`; it expands to `program`."""
         from pipedsl.found_text import found_text

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -68,14 +67,22 @@ def tasks(
     cap: Fraction | None = None,
     limits: Limits | None = None,
     profile: Profile | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> list[Task]:
     """The problem that a schedule states, once for each placement that it leaves open and that its words can run under.
 
-    `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. Raises
-    DiagnosticError: what `expand` raises, what is missing or twice (PD206 to PD208), PD209 where no order can run,
-    PD601 for what a search cannot be asked; UsageError for a profile that is for other stages.
+    `cap` stands in place of the file's, for every rank, and `profile` in place of its durations and sizes. `look`
+    looks at the clock now and then, and raises where it is too late. Raises DiagnosticError: what `expand` raises, what
+    is missing or twice (PD206 to PD208), PD209 where no order can run, PD601 for what a search cannot be asked;
+    UsageError for a profile that is for other stages.
     """
-    problems = expand_open(schedule, params, limits, partial(_check, schedule))
+
+    def check(each: OpenProgram) -> None:
+        look()
+        _check(schedule, each)
+        look()
+
+    problems = expand_open(schedule, params, limits, check)
     named = {each.placement for each in problems}
     left_out = tuple(name for name in open_placements(schedule) if name not in named)
     asked: tuple[str, ...] = () if cap is None else (f"--cap {cap}",)
@@ -95,6 +102,7 @@ def tasks(
         objective = _objective(schedule)
         closing = closing_of(each, reductions, objective is Objective.SPAN)
         problem = _problem(each, caps, objective, closing)
+        look()
         found.append(Task(each, problem, caps, own.program, asked, reductions, closing, left_out))
     return found
 

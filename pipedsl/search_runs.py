@@ -35,6 +35,26 @@ LEAST_WORK = 0.02
 """What any search may do: the first habits are tried however small its budget, or its part of one, is."""
 
 
+AT_LEAST = 5.0
+"""Seconds that setting up may go on after a timeout, or as long again as that is."""
+
+
+def patience(timeout: float | None, searches: int = 1) -> Callable[[], None]:
+    """Looks at the clock, from now on, while so many searches are set up: raises NothingFound where it is too late.
+
+    Nothing can be answered before; but one that is set up has an order soon.
+    """
+    if timeout is None:
+        return lambda: None
+    last = monotonic() + searches * (timeout + max(timeout, AT_LEAST))
+
+    def look() -> None:
+        if monotonic() > last:
+            raise NothingFound("the time was over long before all operations were there to be searched")
+
+    return look
+
+
 @dataclass(frozen=True)
 class Job:
     """One search. `label`: what to call it where there are several.

@@ -77,7 +77,7 @@ class _Turns:
         if any(each.interrupted for each in self.found):
             self.found[k] = replace(before, interrupted=True)
             return
-        if share < LEAST or self.effort.over:
+        if share < LEAST or (self.effort.over and self.best is not None):
             return
         part = self.effort.part(share)
         seeds = range(self.effort.seed, self.effort.seed + self.effort.jobs)

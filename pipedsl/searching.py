@@ -28,10 +28,11 @@ from pipedsl.search_answer import (
     may_lack_room,
 )
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, effort_of
+from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, effort_of, patience
 from pipedsl.search_turns import take_turns
 from pipedsl.smallest_cap import refusal
 from pipedsl.syntax import Schedule
+from verify.search.bounds import load_bound
 from verify.search.engines import Engine
 from verify.search.solve import NothingFound, Solution
 
@@ -67,7 +68,7 @@ def search(
     where time or budget ended before there was any order.
     """
     until = None if timeout is None else monotonic() + timeout
-    found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile)
+    found = tasks(schedule, params, None if cap is None else Fraction(cap), limits, profile, patience(timeout))
     possible = [task for task in found if not is_too_small(task)]
     effort = replace(effort_of(budget, timeout, seed, jobs, cache, progress, engine), until=until)
     share = effort.part(1 / max(1, ceil(len(possible) / jobs)))
@@ -134,9 +135,10 @@ def best_of(
         raise min(roomless, key=lambda each: each.needed)
     if len(found) == 1:
         return answer
+    bounds = [solution.bound for _, _, solution in solved]
     # One that has neither an order nor a refusal may be better than all.
-    decided = len(solved) + sum(each.refused for _, each in found) == len(found)
-    bound = min(solution.bound for _, _, solution in solved) if decided else Fraction(0)
+    undecided = [task.problem for task, each in found if each.solution is None and not each.refused]
+    bound = min(bounds + [load_bound(problem).value * problem.time_unit for problem in undecided])
     answer = replace(answer, least=False)  # as good an order of another placement may hold less
     if bound >= answer.bound:
         return answer

@@ -20,7 +20,7 @@ from pipedsl.diagnostics import Diagnostic, DiagnosticError, Limits
 from pipedsl.occupancy import constant_part
 from pipedsl.search_answer import SearchResult, is_too_small, job_of, may_go_on
 from pipedsl.search_problem import Task, tasks
-from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, better_bound, effort_of
+from pipedsl.search_runs import ROOM, Effort, Job, News, Outcome, better_bound, effort_of, patience
 from pipedsl.searching import best_of
 from pipedsl.smallest_cap import Refusal, refusal
 from pipedsl.syntax import MemoryBlock, Schedule
@@ -78,10 +78,10 @@ def sweep(
     """
     values = sorted(set(values))
     named = name != "cap" or any(parameter.name == name for parameter in schedule.header.parameters)
-    grid = []
+    grid, look = [], patience(timeout, len(values))
     for value in values:
         given = {**params, name: value} if named else params
-        grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile))
+        grid.append(tasks(schedule, given, None if named else Fraction(value), limits, profile, look))
     if len(grid) > 1 and all(_same(grid[0], row) for row in grid[1:]):
         raise _no_difference(schedule, name)
     placements = dict.fromkeys(task.placement for row in grid for task in row)

@@ -203,7 +203,7 @@ def command(
     if values is not None:
         with _interrupts_told("the curve was found"):
             _finish_sweep(values[0], points, output, form, color)
-    text, every = result.text, None
+    every = None
     if for_all is not None:
         effort = effort_of(budget, timeout, seed, 1, None, None, chosen).part(FOR_EVERY_M)
         with suppress(KeyboardInterrupt):
@@ -211,10 +211,8 @@ def command(
         if every is None:
             why = f", as nothing is with {never(result)}" if never(result) else ""
             click.echo(f"not proved for other m{why}: what is written holds for this one alone", err=True)
-        else:
-            text = every.text
     with _interrupts_told(f"{result.objective} {exact(result.value)} was found"):
-        _finish(result, text, every, output, certificate, form, color)
+        _finish(result, every, output, certificate, form, color)
 
 
 @contextmanager
@@ -247,13 +245,14 @@ def _check_outputs(output: str | None, certificate: str | None) -> None:
 
 def _finish(
     result: SearchResult,
-    text: str,
     every: EveryM | None,
     output: str | None,
     certificate: str | None,
     form: str,
     color: Colour,
 ) -> None:
+    # Of very many operations it takes as long as the answer did.
+    text = "" if output is None and form == "text" else result.text if every is None else every.text
     where = "on standard output" if form == "text" else "in the JSON"
     whole = output in (None, "-") or _written(output, text, f"the answer is {where}")
     on_output = output == "-" or (not whole and form == "text")

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 
 from pipedsl.program import Kind
 from verify.search.model import Model
-from verify.search.problem import Infeasible, Objective
+from verify.search.problem import Infeasible, Objective, Problem
 from verify.search.spacing import Spacing
 
 
@@ -66,6 +66,7 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     """
     problem = model.problem
     edges = []
+    check_room(problem)
     ordered = in_order(model)
     row_of: dict[tuple[Kind, int, int], int] = {
         (op.kind, op.stage, op.microbatch): row for row, op in enumerate(model.operations)
@@ -78,13 +79,9 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
     for r, room in enumerate(model.room):
         if room is None:
             continue
-        replicas = problem.chains[r]
-        needed = max((sum(problem.activation[s] for s in stages) for stages in replicas), default=0)
-        if needed > room and problem.microbatches:
-            raise Infeasible(r, needed, f"rank {r} holds {needed} when the last of its stages runs one microbatch")
         if not ordered[r]:
             continue
-        for stages, at in [(own, at) for own in replicas for at in range(len(own))]:
+        for stages, at in [(own, at) for own in problem.chains[r] for at in range(len(own))]:
             s = stages[at]
             whole, held = sum(problem.activation[u] for u in stages[: at + 1]), problem.held_by_w[s]
             if not whole:
@@ -102,6 +99,14 @@ def memory_edges(model: Model) -> list[tuple[int, int]]:
                         edges.append((late[-1 - most], row_of[(Kind.F, s, j)]))
                     late += [row_of[(Kind.W, s, j)]] if (Kind.W, s, j) in row_of else []
     return edges
+
+
+def check_room(problem: Problem) -> None:
+    """Raise `Infeasible` where one microbatch does not fit."""
+    for r, room in enumerate(problem.cap):
+        needed = max((sum(problem.activation[s] for s in stages) for stages in problem.chains[r]), default=0)
+        if room is not None and needed > room and problem.microbatches:
+            raise Infeasible(r, needed, f"rank {r} holds {needed} when the last of its stages runs one microbatch")
 
 
 NOTHING = Spacing()
@@ -179,6 +184,16 @@ def lower_bound(model: Model, known: Chains | None = None) -> Bound:
     if not makespan:
         candidates += _span_bounds(model, found, rows_of)
     return max(candidates, key=lambda bound: bound.value)
+
+
+def load_bound(problem: Problem) -> Bound:
+    """What is soon known: each rank is busy with all that it runs."""
+    duration = problem.duration
+    loads = [
+        beside + sum(duration[kind][stage] for strand in strands for kind, stage, _ in strand)
+        for beside, strands in zip(problem.beside, problem.strands, strict=True)
+    ]
+    return Bound(max(loads), "load", loads.index(max(loads)))
 
 
 MOST_PAIRS = 2_000_000  # operations times ranks that the bounds on spans may look at

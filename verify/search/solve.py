@@ -14,7 +14,7 @@ from functools import partial
 from math import ceil
 from time import monotonic
 
-from verify.search.bounds import Bound, lower_bound
+from verify.search.bounds import Bound, check_room, load_bound, lower_bound
 from verify.search.close import FEW, close
 from verify.search.engines import MOST_OPERATIONS, Engine
 from verify.search.fill import FILLING
@@ -37,6 +37,7 @@ from verify.search.waves import waves
 SCHEDULED = 700_000  # operations put in order by list scheduling that count as one unit of work
 EACH = 80  # operations that take as long as what putting few in order costs beside
 LARGE = 12_000  # operations; above, habits are first tried on fewer microbatches
+BOUNDING = 3  # how much longer the bounds take than the model they are of, about
 SHORT = 6  # work that goes into them at most
 SQUEEZED = 30_000  # operations; above, the longest rank has too many ways
 MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow to matter
@@ -127,19 +128,24 @@ class _Search:
     ) -> None:
         self.problem, self.seed, self.progress, self.accept = problem, seed, progress, accept
         self.engine = budget.engine
+        began = monotonic()
+        self.stop = began + budget.seconds if budget.seconds is not None else float("inf")
         self.model: Model = model_of(problem)
         self.budget = budget
-        self.stop = monotonic() + budget.seconds if budget.seconds is not None else float("inf")
         self.work = 0.0
         self.log: list[Step] = []
         self.rows: list[list[int]] | None = None
         self.value = self.model.horizon + 1
         self.settled: list[list[int]] | None = None
         self.manner: Manner | None = None
-        # With few operations z3 needs no such help.
-        self.nested = Nested() if len(self.model) > FEW and can_nest(self.model) else None
+        # With few operations z3 needs no such help; of many it is not asked.
+        self.nested = Nested() if FEW < len(self.model) <= MOST_IN_PARTS and can_nest(self.model) else None
         self.goal = None if goal is None else int(goal / problem.time_unit)
-        bound: Bound = lower_bound(self.model)
+        now = monotonic()
+        hurried = len(self.model) > LARGE and now + BOUNDING * (now - began) > self.stop
+        if hurried:
+            check_room(problem)
+        bound: Bound = load_bound(problem) if hurried else lower_bound(self.model)
         self.low = bound.value
         self.proof, self.argument = Proof.BOUND, bound.argument
         if known is not None and known.bound > self.low * problem.time_unit:
@@ -219,6 +225,8 @@ def solve(
         _begin(search, start)
     try:
         _rounds(search)
+        if search.rows is None and not search.hopeless and monotonic() >= search.stop:
+            _try_one(search)
     except KeyboardInterrupt:
         if search.rows is None:
             raise
@@ -241,6 +249,14 @@ def _begin(search: _Search, start: Orders) -> None:
     except Invalid:
         return
     search.take(search.model.rows(start), "start")
+
+
+def _try_one(search: _Search) -> None:
+    """The first habits that all start with, for where the clock left no time for any."""
+    found = tune(search.model, search.enough, 1, search.seed, float("inf"))
+    search.work += (EACH + len(search.model)) / SCHEDULED
+    if found is not None:
+        search.take(found.rows, "habits")
 
 
 def _tune(search: _Search, share: float) -> None:
