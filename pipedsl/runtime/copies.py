@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pipedsl.runtime.plan import CannotStart, Plan
-from pipedsl.runtime.tied import local_part
+from pipedsl.runtime.tied import gradient_type, local_part
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
 
@@ -74,6 +74,7 @@ class Copies:
         self._tied = tied
         self._parameters: list[torch.nn.Parameter] = []  # by their numbers
         self._trained: list[bool] = []
+        self._modules: list[torch.nn.Module] = []  # whose parameters they are
         self._held = self._look(stages, loss_fn) if plan.copies else []
         self._groups: dict[tuple[int, ...], list[_Shared]] = {}  # by their owners
         self._compared = False
@@ -86,6 +87,7 @@ class Copies:
         if any(map(self._plan.is_last, stages)):
             loss = loss_fn if isinstance(loss_fn, torch.nn.Module) else torch.nn.Module()
             modules.append((len(self._plan.placement), loss))
+        self._modules = [module for _, module in modules]
         number: dict[int, int] = {}
         held = []
         for stage, module in modules:
@@ -151,6 +153,12 @@ class Copies:
         `rows`: of a microbatch, 0 on ranks that are given no batch; `agreement`: how often sizes have been free to
         change. ValueError, before the first one, where copies begin with other values: they would never become equal.
         """
+        now = dict.fromkeys(q for module in self._modules for q in module.parameters())
+        if list(map(id, now)) != list(map(id, self._parameters)):
+            raise ValueError(
+                "parameters have been exchanged for others since this Pipeline was made; make a new one on every rank, "
+                "so that the copies of these are known"
+            )
         if any(q.requires_grad != was for q, was in zip(self._parameters, self._trained, strict=True)):
             raise ValueError(
                 "parameters have been frozen or unfrozen since this Pipeline was made; make a new one on every rank, "
@@ -337,8 +345,7 @@ class _Joined:
 
 
 def _kind(q: torch.nn.Parameter) -> Kind:
-    gradient_type = getattr(q, "grad_dtype", None) or q.dtype
-    return [list(q.shape), str(q.dtype), str(gradient_type), q.requires_grad]
+    return [list(q.shape), str(q.dtype), str(gradient_type(q)), q.requires_grad]
 
 
 def _stage_words(plan: Plan, stage: int) -> str:
@@ -457,9 +464,14 @@ def _local_sum(shared: _Shared) -> torch.Tensor:
     """The gradient of this rank's copies of a parameter together, in the first one's place."""
     for q in shared.own:
         if q.grad is None:
-            q.grad = torch.zeros_like(q, dtype=getattr(q, "grad_dtype", None))
+            q.grad = torch.zeros_like(q, dtype=gradient_type(q))
         if q.grad.is_sparse:
             raise ValueError(f"the gradient of {shared.name} is sparse, which cannot be summed over copies")
+        if str(q.grad.dtype) != shared.gradient_type:
+            raise ValueError(
+                f"the gradient of {shared.name} is {q.grad.dtype}, but {shared.gradient_type} was agreed on; set its "
+                "grad_dtype, in all copies, before the Pipeline is made"
+            )
     first, *others = (local_part(q.grad) for q in shared.own if q.grad is not None)
     for other in others:
         first += other

@@ -100,7 +100,7 @@ class Executor:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
             self._clock = Clock(self._device) if trace else None
-            self._tied = Tied(wire, wire.store(self._name), tied)
+            self._tied = Tied(wire, wire.store(self._name), tied, [*self._modules, *self._losses])
             self._meet(options.problem, dict(tied or {}), options.timeout, shared_memory)
             self._prepare()
 

@@ -26,12 +26,20 @@ _VALUES_POLL = 0.001  # seconds between two looks for another owner's values
 class Tied:
     """This rank's copies, by the name that all owners give."""
 
-    def __init__(self, wire: Wire, store: Store, given: Mapping[str, torch.nn.Parameter] | None) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        store: Store,
+        given: Mapping[str, torch.nn.Parameter] | None,
+        modules: Sequence[torch.nn.Module],
+    ) -> None:
         self._wire = wire
         self._store = store
         self._own = dict(given or {})
+        self._modules = modules  # whose parameters they are
         self._owners: dict[str, list[int]] = {}  # of those with a gradient
         self._shared: dict[str, list[int]] = {}  # of all, frozen ones included
+        self._types: dict[str, torch.dtype] = {}  # of gradients
         self._earlier: dict[str, torch.Tensor | None] = {}
         self._anywhere = False  # whether any ranks share something
         self._compared = False
@@ -40,14 +48,27 @@ class Tied:
     def problem(self) -> str:
         """What is wrong with what this rank was given, in words; empty where nothing is."""
         names: dict[int, str] = {}
+        strangers = self._strangers()
         for name, parameter in self._own.items():
+            if not isinstance(parameter, torch.nn.Parameter):
+                return f"tied parameter {name!r} must be a Parameter, not a {type(parameter).__name__}"
+            if name in strangers:
+                return (
+                    f"tied parameter {name!r} is none of this rank's stages'; name one of their parameters() as they "
+                    "are now, after what exchanges them, as fully_shard does"
+                )
             if (other := names.setdefault(id(parameter), name)) != name:
                 return f"one Parameter is tied by two names, {other!r} and {name!r}; its gradient would count twice"
         return ""
 
+    def _strangers(self) -> list[str]:
+        """The names of those that are no parameters of the modules, or not any more."""
+        known = {id(q) for module in self._modules for q in module.parameters()} if self._own else set()
+        return [name for name, q in self._own.items() if id(q) not in known]
+
     def publish(self) -> None:
         """Tell the others what is shared here; before the ranks meet."""
-        signature = {name: [list(q.shape), str(q.dtype), q.requires_grad] for name, q in self._own.items()}
+        signature = {name: _signature(q) for name, q in self._own.items() if isinstance(q, torch.nn.Parameter)}
         self._store.set(f"tied/{self._wire.rank}", json.dumps(signature))
 
     def learn(self, plan: Plan) -> None:
@@ -65,11 +86,12 @@ class Tied:
             raise CannotStart(plan, "; ".join(complaints))
         self._anywhere = any(len(signatures) > 1 for signatures in found.values())
         for name, signatures in sorted(found.items()):
-            _, _, trained = next(iter(signatures.values()))
+            *_, trained = next(iter(signatures.values()))
             if self._wire.rank in signatures and len(signatures) > 1:
                 self._shared[name] = list(signatures)
                 if trained:
                     self._owners[name] = self._shared[name]
+                    self._types[name] = gradient_type(self._own[name])
 
     def _complaints(self, name: str, found: Mapping[str, Mapping[int, Any]]) -> list[str]:
         """What is wrong with a name, of those that all ranks have given; the same on every rank."""
@@ -89,7 +111,7 @@ class Tied:
 
     def counted_elsewhere(self) -> set[int]:
         """`id`s of the parameters that another rank counts, where each is to be counted once."""
-        return {id(self._own[name]) for name, owners in self._owners.items() if owners[0] != self._wire.rank}
+        return {id(self._own[name]) for name, owners in self._shared.items() if owners[0] != self._wire.rank}
 
     def has_one_of(self, module: torch.nn.Module) -> bool:
         """Whether one of the module's parameters gets its gradient from other ranks, too."""
@@ -109,14 +131,29 @@ class Tied:
     def begin(self, watch: Watch) -> None:
         """A step begins: put aside the gradients of earlier ones, which are sums already.
 
-        ValueError, before the first one, where copies begin with other values: they would never become equal.
+        ValueError, before the first one, where copies begin with other values: they would never become equal. Later,
+        where other parameters are trained than the ranks have agreed on.
         """
+        self._refuse_changes()
         if not self._compared:
             self._compare(watch)
             self._compared = True
         for name in self._owners:
             self._earlier[name] = self._own[name].grad
             self._own[name].grad = None
+
+    def _refuse_changes(self) -> None:
+        for name in self._shared.keys() - self._owners.keys():
+            if self._own[name].requires_grad:
+                raise ValueError(
+                    f"tied parameter {name!r} was frozen when this Pipeline was made, and is trained now; make a new "
+                    "one on every rank, so that its copies get the sum of their gradients"
+                )
+        if strangers := self._strangers():
+            raise ValueError(
+                f"tied parameter {strangers[0]!r} is none of this rank's stages' any more, as it has been exchanged "
+                "for another one since this Pipeline was made; make a new one on every rank"
+            )
 
     def _compare(self, watch: Watch) -> None:
         """This rank's copies with those of the other owners, by their digests."""
@@ -151,10 +188,16 @@ class Tied:
         for name in sorted(self._owners):
             parameter = self._own[name]
             used = parameter.grad is not None
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dtype = self._types[name]
+            gradient = torch.zeros_like(parameter, dtype=dtype) if parameter.grad is None else parameter.grad
             if gradient.is_sparse:
                 raise ValueError(
                     f"the gradient of tied parameter {name!r} is sparse, which cannot be summed over ranks"
+                )
+            if gradient.dtype != dtype:
+                raise ValueError(
+                    f"the gradient of tied parameter {name!r} is {gradient.dtype}, but {dtype} was agreed on; set its "
+                    "grad_dtype, on every rank, before the Pipeline is made"
                 )
             found = self._sum(name, local_part(gradient), used, watch)
             earlier = self._earlier.pop(name)
@@ -208,6 +251,17 @@ def _digest(parameter: torch.Tensor) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def gradient_type(parameter: torch.Tensor) -> torch.dtype:
+    """The type that a parameter's gradients have; where any may be, the parameter's."""
+    found: torch.dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+    return found
+
+
+def _signature(parameter: torch.nn.Parameter) -> list[Any]:
+    return [list(parameter.shape), str(parameter.dtype), str(gradient_type(parameter)), parameter.requires_grad]
+
+
 def _words(signature: Any) -> str:
-    shape, dtype, trained = signature
-    return f"{dtype.removeprefix('torch.')} {shape}{'' if trained else ', frozen'}"
+    shape, dtype, gradient, trained = (x.removeprefix("torch.") if isinstance(x, str) else x for x in signature)
+    of = f" with gradients of {gradient}" if gradient != dtype else ""
+    return f"{dtype} {shape}{of}{'' if trained else ', frozen'}"
