@@ -232,7 +232,7 @@ def test_orders_of_the_text_that_hang_are_said() -> None:
     with pytest.raises(DiagnosticError) as caught:
         search(schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up"), {"p": 2, "m": 1}, budget=1)
     assert caught.value.diagnostics[0].code == "PD301"
-    small = schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up", "memory { cap(r) = 1 }")
+    small = schedule(COPIES, f"({BOTH_WAYS}) REDUCE@down REDUCE@up", "memory { cap(r) = 0 }")
     with pytest.raises(DiagnosticError) as caught:  # and no cap that would do
         search(small, {"p": 2, "m": 1}, budget=1)
     assert [each.code for each in caught.value.diagnostics] == ["PD301"]
