@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pipedsl.runtime.plan import CannotStart, Plan
-from pipedsl.runtime.tied import gradient_type, local_part
+from pipedsl.runtime.tied import gradient_type, is_distributed, local_part
 from pipedsl.runtime.watch import Watch
 from pipedsl.runtime.wire import COPIES_TAG, ConnectionLost, Store, Wire
 
@@ -153,8 +153,7 @@ class Copies:
         `rows`: of a microbatch, 0 on ranks that are given no batch; `agreement`: how often sizes have been free to
         change. ValueError, before the first one, where copies begin with other values: they would never become equal.
         """
-        now = dict.fromkeys(q for module in self._modules for q in module.parameters())
-        if list(map(id, now)) != list(map(id, self._parameters)):
+        if not self._are_there():
             raise ValueError(
                 "parameters have been exchanged for others since this Pipeline was made; make a new one on every rank, "
                 "so that the copies of these are known"
@@ -176,6 +175,12 @@ class Copies:
                     if q.grad is not None and each.trained:
                         q.grad.detach().zero_()
         self._compared = True
+
+    def _are_there(self) -> bool:
+        """Whether the modules have the parameters that they had; sharded ones have whole ones in their place at times."""
+        now = dict.fromkeys(q for module in self._modules for q in module.parameters())
+        same = list(map(id, now)) == list(map(id, self._parameters))
+        return same or any(map(is_distributed, self._parameters))
 
     def reduce(self, stage: int, watch: Watch, where: str) -> None:
         """A stage's gradients are complete here: put the sum over all copies in their place. `where`: in words."""

@@ -62,9 +62,12 @@ class Tied:
         return ""
 
     def _strangers(self) -> list[str]:
-        """The names of those that are no parameters of the modules, or not any more."""
+        """The names of those that are no parameters of the modules, or not any more.
+
+        But for sharded ones, in whose place modules have whole ones for a while.
+        """
         known = {id(q) for module in self._modules for q in module.parameters()} if self._own else set()
-        return [name for name, q in self._own.items() if id(q) not in known]
+        return [name for name, q in self._own.items() if id(q) not in known and not is_distributed(q)]
 
     def publish(self) -> None:
         """Tell the others what is shared here; before the ranks meet."""
@@ -236,6 +239,11 @@ class Tied:
                 work.wait()
         except Exception as error:
             raise ConnectionLost(str(error)) from error
+
+
+def is_distributed(x: Any) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(x, "device_mesh")
 
 
 def local_part(gradient: torch.Tensor) -> torch.Tensor:

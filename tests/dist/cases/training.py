@@ -184,7 +184,7 @@ def tied_copies_of_two_kinds(job: Job) -> None:
     tied = {"x": nn.Parameter(torch.zeros(sizes[job.rank]))} if job.rank in sizes else None
     says = r"tied parameter 'x' is float32 \[3\] on rank 0, but float32 \[4\] on rank 2"
     with pytest.raises(compiled.PipelineError, match=says):
-        compiled.Pipeline(nn.Identity(), tied=tied, timeout=PATIENCE, process_group=job.group)
+        compiled.Pipeline(nn.ParameterDict(tied), tied=tied, timeout=PATIENCE, process_group=job.group)
 
 
 @case
@@ -195,7 +195,7 @@ def a_tied_name_with_one_owner(job: Job) -> None:
     tied = {names[job.rank]: nn.Parameter(torch.zeros(3))} if job.rank in names else None
     says = r"only rank 0 has a tied parameter 'embedding' \(.*'embedding', 'embeding', 'head'\).*; only rank 1 has "
     with pytest.raises(compiled.PipelineError, match=says):
-        compiled.Pipeline(nn.Identity(), tied=tied, timeout=PATIENCE, process_group=job.group)
+        compiled.Pipeline(nn.ParameterDict(tied), tied=tied, timeout=PATIENCE, process_group=job.group)
 
 
 @case
@@ -244,7 +244,7 @@ def a_parameter_tied_by_two_names(job: Job) -> None:
     weight = nn.Parameter(torch.zeros(3))
     tied = {"x": weight, "y": weight if job.rank == 2 else nn.Parameter(torch.zeros(3))}
     with pytest.raises(compiled.PipelineError, match="rank 2: one Parameter is tied by two names, 'x' and 'y'"):
-        compiled.Pipeline(nn.Identity(), tied=tied, timeout=PATIENCE, process_group=job.group)
+        compiled.Pipeline(nn.ParameterDict(tied), tied=tied, timeout=PATIENCE, process_group=job.group)
 
 
 @case
