@@ -3,51 +3,94 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 
-def names_within(whole: torch.nn.Module, modules: Sequence[torch.nn.Module]) -> set[str]:
-    """What the parameters, buffers and extra states of `modules` are called in `whole`.
+def names_within(
+    whole: torch.nn.Module, modules: Sequence[torch.nn.Module], losses: Sequence[torch.nn.Module] = ()
+) -> set[str]:
+    """What the parameters, buffers and extra states of `modules`, and of the loss functions, are called in `whole`.
 
-    ValueError where some tensors are none of its.
+    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are.
     """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
+    learned = {id(x) for loss in losses for x in loss.parameters()}
+    wanted = own | learned | {id(x) for loss in losses for x in loss.buffers()}
     tensors = itertools.chain(
         whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False)
     )
-    found = {name: id(x) for name, x in tensors if id(x) in own}
+    found = {name: id(x) for name, x in tensors if id(x) in wanted}
     if own - set(found.values()):
         raise ValueError(
             "this rank's stages have tensors that are none of the model's; cut the stages from its modules"
         )
-    inside = {id(each) for module in modules for each in module.modules()}
+    if learned - set(found.values()):
+        raise ValueError(
+            "the loss_fn has parameters that are none of the model's, and would not be saved; give a model that has "
+            "it, too, as torch.nn.ModuleDict({'model': model, 'loss': loss_fn})"
+        )
+    inside = {id(each) for module in (*modules, *losses) for each in module.modules()}
     parts = {name for name, each in whole.named_modules(remove_duplicate=False) if id(each) in inside}
     return {*found, *(f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts)}
 
 
 def stage_state(
-    modules: Sequence[torch.nn.Module], whole: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+    modules: Sequence[torch.nn.Module],
+    losses: Sequence[torch.nn.Module],
+    whole: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """The state of this rank's part of `whole`, and that of its optimizer."""
-    names = names_within(whole, modules)
+    names = names_within(whole, modules, losses)
     state: dict[str, Any] = {"model": {name: x for name, x in whole.state_dict().items() if name in names}}
     if optimizer is not None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+        _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         state["optimizer"] = get_optimizer_state_dict(whole, optimizer, options=options)
     return state
 
 
-def load_stage_state(whole: torch.nn.Module, state: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> None:
-    """Take over a state that `stage_state` gave and `torch.distributed.checkpoint.load` filled."""
-    whole.load_state_dict(state["model"], strict=False)
+def load_stage_state(
+    modules: Sequence[torch.nn.Module],
+    losses: Sequence[torch.nn.Module],
+    whole: torch.nn.Module,
+    state: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    """Take over a state that `stage_state` gave and `torch.distributed.checkpoint.load` filled.
+
+    It may have more than this rank's part. ValueError where it has less, or what is none of the model's.
+    """
+    names = names_within(whole, modules, losses)
+    for part in ["model"] + ["optimizer"] * (optimizer is not None):
+        if part not in state:
+            raise ValueError(f"the state has no {part!r}; give one that state_dict() has made, and `load` has filled")
+    loaded = whole.load_state_dict(state["model"], strict=False)
+    missing = names.intersection(loaded.missing_keys, whole.state_dict())
+    for keys, what in ((loaded.unexpected_keys, "has names that the model has not"), (missing, "lacks names")):
+        if keys:
+            some = ", ".join(map(repr, sorted(keys)[:3]))
+            raise ValueError(f"the state {what}: {some}{f', and {len(keys) - 3} more' if len(keys) > 3 else ''}")
     if optimizer is not None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
+        _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         set_optimizer_state_dict(whole, optimizer, state["optimizer"], options=options)
+
+
+def _compare_parameters(whole: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """ValueError where the optimizer has some that have no name in the model."""
+    known = {id(q) for q in whole.parameters()}
+    strangers = sum(id(q) not in known for group in optimizer.param_groups for q in group["params"])
+    if strangers:
+        raise ValueError(
+            f"{strangers} of the optimizer's parameters are none of the model's, so that nothing could be saved of "
+            "them; give a model that has them, too"
+        )

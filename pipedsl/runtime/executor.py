@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,7 @@ class Executor:
         self._modules = options.modules
         self._losses = [loss_fn] if isinstance(loss_fn, torch.nn.Module) else []  # what of a loss is a module
         self._stages = plan.chunks(wire.rank)
+        self._busy = threading.Lock()  # held while this rank does one of the things below
         self._timelines = 0  # how many have been asked for
         self._marks: Sequence[Mark] = ()
         try:
@@ -132,8 +134,8 @@ class Executor:
         plan, wire, stages = self._plan, self._wire, self._stages
         calls = merge_backwards(read_calls(plan, wire.rank))
         modules = dict(zip(stages, self._modules, strict=True))
-        losses = self._losses if any(map(plan.is_last, stages)) else []
-        self._reductions = Reductions(plan, modules, losses, calls, self._copies, self._tied, self._watch)
+        self._losses_here = self._losses if any(map(plan.is_last, stages)) else []
+        self._reductions = Reductions(plan, modules, self._losses_here, calls, self._copies, self._tied, self._watch)
         self._own_results = [i for stage in stages if plan.is_last(stage) for i in plan.own_microbatches(stage)]
         stage_chunks = {
             stage: make_chunk(
@@ -177,7 +179,10 @@ class Executor:
 
         PipelineError, on every rank, when anything fails on any rank.
         """
-        with self._together("beginning a step", self._kind_of_step(train, seed)):
+        with (
+            self._one_at_a_time("step()"),
+            self._together("beginning a step", self._kind_of_step(train, seed)),
+        ):
             device = self._device.type
             autocast = torch.is_autocast_enabled(device)
             # Backwards run in the types that their forwards ran in, and not once more under autocast.
@@ -198,7 +203,7 @@ class Executor:
         """
         if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             return
-        with self._together("unscaling the gradients"):
+        with self._one_at_a_time("unscale_()"), self._together("unscaling the gradients"):
             unscale_over_ranks(self._wire, scaler, optimizer, self._device)
 
     def state_dict(self, whole: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Any]:
@@ -207,24 +212,26 @@ class Executor:
         `whole`: the model that the stages were cut from, whose names it uses: what one number of ranks saved, another
         can load. ValueError where the stages are not parts of it.
         """
-        with self._watch.alone("gathering the state to save"):
-            return stage_state(self._modules, whole, optimizer)
+        with self._one_at_a_time("state_dict()"), self._watch.alone("gathering the state to save"):
+            return stage_state(self._modules, self._losses_here, whole, optimizer)
 
     def load_state_dict(
         self, whole: torch.nn.Module, state: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
         """Take over a `state_dict` that has been filled. Call it on every rank."""
-        with self._watch.alone("taking over a saved state"):
-            load_stage_state(whole, state, optimizer)
-        self._tied.loaded()
-        self._copies.loaded()
+        with self._one_at_a_time("load_state_dict()"):
+            with self._watch.alone("taking over a saved state"):
+                load_stage_state(self._modules, self._losses_here, whole, state, optimizer)
+            self._tied.loaded()
+            self._copies.loaded()
 
     def renew_shapes(self) -> None:
         """Let the next step have other sizes than those before, as sequences of another length.
 
         Call it on every rank, between steps. That step agrees on shapes as the first one did.
         """
-        self._exchange.forget_layouts()
+        with self._one_at_a_time("renew_shapes()"):
+            self._exchange.forget_layouts()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of all stages together, as `torch.nn.utils.clip_grad_norm_` does in one process.
@@ -232,7 +239,7 @@ class Executor:
         Call it on every rank. The norm before, the same on every rank. Tied parameters count once. Those of a loss_fn
         that is a module count too.
         """
-        with self._together("clipping the gradients"):
+        with self._one_at_a_time("clip_grad_norm_()"), self._together("clipping the gradients"):
             parameters = [q for module in (*self._modules, *self._losses) for q in module.parameters()]
             elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
             return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
@@ -242,13 +249,16 @@ class Executor:
 
         Call it on every rank, between steps; every rank gets it.
         """
-        self._timelines += 1
-        store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
-        with self._together("gathering the timeline"):
+        with self._one_at_a_time("timeline()"), self._together("gathering the timeline"):
+            self._timelines += 1
+            store = self._wire.store(f"{self._name}/timeline/{self._timelines}")
             events = [] if self._clock is None else self._clock.events(self._marks, self._plan.stages)
             return gather_timeline(self._wire, store, events, self._watch)
 
     # ------------------------------------------------------------------ inside a step
+
+    def _one_at_a_time(self, what: str) -> _OneAtATime:
+        return _OneAtATime(self._busy, what)
 
     def _together(self, what: str, step: str = "") -> _Together:
         return _Together(self._watch, self._exchange, what, step)
@@ -306,6 +316,27 @@ class Executor:
             return results
         losses = torch.stack(results)
         return losses if self._count_fn is None else losses * (share * m)
+
+
+class _OneAtATime:
+    """While inside, this rank does nothing else; RuntimeError in who begins something else meanwhile.
+
+    As another thread may, or a hook of the step's. `busy`: held by who does something.
+    """
+
+    def __init__(self, busy: threading.Lock, what: str) -> None:
+        self._busy = busy
+        self._what = what
+
+    def __enter__(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                f"{self._what} was called while this rank's pipeline was not done with an earlier call, as by another "
+                "thread, or inside of a step; call one after the other"
+            )
+
+    def __exit__(self, *_: Any) -> None:
+        self._busy.release()
 
 
 class _Together:

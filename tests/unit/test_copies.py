@@ -196,9 +196,9 @@ class Sometimes(nn.Module):
 
 def test_a_stage_that_is_there_twice_is_saved_if_it_is_one_module() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    assert set(stage_state([model[0], model[0]], model, None)["model"]) == {"0.weight", "0.bias"}
+    assert set(stage_state([model[0], model[0]], [], model, None)["model"]) == {"0.weight", "0.bias"}
     with pytest.raises(ValueError, match="tensors that are none of the model's; cut the stages from its modules"):
-        stage_state([model[0], copy.deepcopy(model[0])], model, None)
+        stage_state([model[0], copy.deepcopy(model[0])], [], model, None)
 
 
 @pytest.mark.parametrize("text", [CHIMERA, CHIMERA_REDUCE])
