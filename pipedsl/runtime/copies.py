@@ -177,7 +177,7 @@ class Copies:
         self._compared = True
 
     def _are_there(self) -> bool:
-        """Whether the modules have the parameters that they had; in the place of sharded ones are whole ones at times."""
+        """Whether the modules have the parameters that they had; of sharded ones it is not looked at."""
         now = dict.fromkeys(q for module in self._modules for q in module.parameters())
         same = list(map(id, now)) == list(map(id, self._parameters))
         return same or any(map(is_distributed, self._parameters))

@@ -42,8 +42,8 @@ def understand(
         options.folder = post_mortem_folder(folder)
         options.timeout, untimely = _seconds(timeout)
         options.modules, problem = _modules(modules)
-        options.problem = problem or untimely
-        options.device = choose_device(options.modules, group) if device is None else torch.device(device)
+        options.device, absent = (choose_device(options.modules, group), "") if device is None else _device(device)
+        options.problem = problem or untimely or absent
     except BaseException as error:
         options.error = error
     return options
@@ -75,6 +75,20 @@ def _modules(given: Any) -> tuple[list[torch.nn.Module], str]:
         if not isinstance(each, torch.nn.Module):
             return [], f"stage_modules must be torch.nn.Modules, not a {type(each).__name__}"
     return modules, ""
+
+
+def _device(given: Any) -> tuple[torch.device, str]:
+    """A device, by number where there are several, and what is wrong with it; then one to meet the others with."""
+    device = torch.device(given)
+    if device.type != "cuda":
+        return device, ""
+    count = torch.cuda.device_count()
+    if not count:
+        return torch.device("cpu"), f"the device is to be {given}, but torch finds no CUDA device here"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
+        return torch.device("cpu"), f"the device is to be {given}, but torch finds {count} CUDA devices here, from 0 on"
+    return torch.device("cuda", index), ""
 
 
 def _seconds(given: Any) -> tuple[float, str]:

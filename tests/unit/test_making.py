@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipedsl.runtime.options import understand
 from tests.support import compiled
 from tests.support.nccl_like import LAZY, Fabric, Wire, run_ranks
 from tests.support.worker import load
@@ -41,6 +42,28 @@ def test_a_timeout_that_cannot_be_is_refused_on_every_rank(timeout: Any, module:
         assert isinstance(rank.error, module.PipelineError), rank
         assert "rank 1: timeout must be a number of seconds, more than 0 and at most " in str(rank.error)
         assert f", not {timeout!r:.40}" in str(rank.error)
+
+
+@pytest.mark.parametrize(("device", "count"), [("cuda", 0), ("cuda:0", 0), (torch.device("cuda:3"), 2)])
+def test_a_device_that_is_not_there_is_refused_on_every_rank(
+    device: Any, count: int, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    found = "no CUDA device here" if not count else "2 CUDA devices here, from 0 on"
+
+    def make(wire: Any) -> None:
+        module.Pipeline(nn.Identity(), process_group=wire, timeout=LONG, device=device if wire.rank else None)
+
+    for rank in run_ranks(Fabric(2, LAZY), make):
+        assert isinstance(rank.error, module.PipelineError), rank
+        assert f"rank 1: the device is to be {device}, but torch finds {found}" in str(rank.error)
+
+
+def test_cuda_alone_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert understand(nn.Identity(), 1.0, "cuda", None, None).device == torch.device("cuda", 1)
+    assert understand(nn.Identity(), 1.0, "cuda:0", None, None).device == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
