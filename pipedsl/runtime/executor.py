@@ -113,7 +113,8 @@ class Executor:
             raise CannotStart(plan, f"compiled for p = {plan.ranks} ranks, but the process group has {wire.size}")
         if not problem and len(chunks) != len(stages):
             names = ", ".join(map(plan.stage_name, stages))
-            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: stages {names}"
+            kind = "stage" if len(stages) == 1 else "stages"
+            problem = f"{len(chunks)} stage modules given, but the schedule puts {len(stages)} here: {kind} {names}"
         problem = (
             problem or unsupported([*chunks, *self._losses]) or _transport_problem(plan, wire) or self._tied.problem()
         )
