@@ -20,20 +20,24 @@ class Apart:
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._modules = modules
+        self._parameters: dict[torch.nn.Parameter, None] = {}
         self._others: list[weakref.ref[torch.Tensor]] = []  # that are in no module
         self.looked = False  # for these
         self.without: list[torch.Tensor] = []  # that had no gradient yet
 
     def begin(self) -> None:
         """A training step begins."""
-        parameters = dict.fromkeys(q for module in self._modules for q in module.parameters())
+        self._parameters = dict.fromkeys(q for module in self._modules for q in module.parameters())
         others = [q for each in self._others if (q := each()) is not None]
-        self.without = [q for q in (*parameters, *others) if q.requires_grad and q.grad is None]
+        self.without = [q for q in (*self._parameters, *others) if q.requires_grad and q.grad is None]
 
     def look(self, outputs: Iterable[torch.Tensor | GradientEdge], inputs: Sequence[torch.Tensor]) -> None:
-        """Find those that are in no module, behind what the first forward has returned; but for its `inputs`."""
+        """Find those that are in no module, behind what the first forward has returned; but for its `inputs`.
+
+        Or only in forwards and backwards, as the whole parameters of a sharded module.
+        """
         self.looked = True
-        known = {id(q) for module in self._modules for q in module.parameters()}.union(map(id, inputs))
+        known = {*map(id, self._parameters), *map(id, inputs)}
         others = [q for q in _leaves(outputs) if id(q) not in known]
         self._others = [weakref.ref(q) for q in others]
         self.without += [q for q in others if q.grad is None]

@@ -259,3 +259,28 @@ def what_is_trained_differs_from_step_to_step(job: Job) -> None:
             r"microbatch, but was of 0 \(of 0 to 1\) in the first training step",
         ):
             pipe.step(*tokens(replica))
+
+
+class Shifts(nn.Module):
+    """Adds a parameter whose gradient is a view of that of its input, which is sent to the stage before."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(rows * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shift.view(x.shape) + x
+
+
+@case
+def first_gradients_of_sharded_parameters_that_are_views(job: Job) -> None:
+    """They are of whole parameters, which a module has in forwards and backwards alone."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(19)
+        stages = [mlp(STAGES)[0], nn.Sequential(Shifts(2, 6), nn.Linear(6, 5))]
+        expected = on_all_data(stages, 1)
+        fully_shard(stages[own], mesh=both["data"])
+        pipeline(job, name, stages[own], both.get_group("pipe")).step(*tokens(replica))
+        check(stages[own], expected[own])
