@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -50,18 +51,46 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
     left = [limit for limit in shown if limit >= search.low]
     assert left
     assert all(search.low <= limit < search.value for limit in left)
-    limits: list[int] = []
+    limits, made = list[int](), list[Shaving]()
 
     class Noticed(Shaving):
         def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
             limits.append(limit)
+            made.append(self)
             super().__init__(standing, spacing, limit)
+
+        def lower(self, limit: int) -> None:
+            limits.append(limit)
+            assert limit < self.limit
+            super().lower(limit)
+            assert self.low <= search.low  # and no window is wider than the limit leaves it
 
     monkeypatch.setattr(refute, "Shaving", Noticed)
     low = search.low
     refute.refute(search, Spacing(), shown, search.work + 0.2)
     assert limits[0] == min(left)
+    assert max(each.low for each in made) <= search.low
     assert low <= search.low <= search.value
+
+
+def test_a_limit_with_too_little_work_left_is_lowered_until_it_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimum cannot be; what is below it is, though the work is only enough for that."""
+    made: list[Shaving] = []
+
+    class Noticed(Shaving):
+        def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
+            made.append(self)
+            super().__init__(standing, spacing, limit)
+
+    monkeypatch.setattr(refute, "Shaving", Noticed)
+    search, least = settled(uneven(4, 6, 16, TIMES))
+    search.value = least + 40
+    refutation = refute._Refutation(search, _Turn(search, search.work + 0.5), Spacing(), {}, least + 30)
+    held = refutation.holds()
+    assert held == (search.low == refutation.limit + 1)
+    assert made[0].limit == refutation.limit < least + 30
+    assert refutation.limit in refutation.shown or held
+    assert search.low <= least
 
 
 def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +103,14 @@ def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch:
 
     search, least = settled(uneven(3, 3, 4, TIMES))
     monkeypatch.setattr(refute, "Shaving", Noticed)
-    high, low = (Spacing(starts=((0, 0), (row, 1))) for row in (1, 2))
+    high, low = (Spacing(starts=((0, 0), (row, 1)), ends=((row, 2),)) for row in (1, 2))
     few = Spacing(apart=((1, 1),))
     for limit, expected in ((least - 1, low), (least, high), (least + 1, Spacing())):
         made.clear()
         search.value = limit + 1
         search.low = min(search.low, limit)
         refute._Refutation(search, _Turn(search, search.work + 0.01), few, {least: high, least - 1: low}, limit).holds()
-        assert made[0] == (Spacing(few.apart, starts=expected.starts), limit)
+        assert made[0] == (replace(few, starts=expected.starts, ends=expected.ends), limit)
 
 
 def test_more_and_more_microbatches_a_question() -> None:

@@ -108,6 +108,43 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
         shaving.lower(shaving.low - 1)
 
 
+def test_solvers_are_asked_again_with_all_that_is_known_by_then() -> None:
+    problem = uneven(4, 6, 16, TIMES)
+    least = int(solve(problem, budget=Budget(5)).value / problem.time_unit)
+    shaving = shaved(problem, least, 4, work=3)
+    assert shaving is not None
+    kept = dict(shaving.kept)
+    before = [(each.asked, list(each.earliest), list(each.latest)) for each in kept.values()]
+    shaving.lower(least - 5)
+    shave_with(shaving, 4, 3)
+    assert all(shaving.kept[key] is each for key, each in kept.items())
+    again = [
+        (each.earliest, each.latest) != (earliest, latest)
+        for each, (asked, earliest, latest) in zip(kept.values(), before, strict=True)
+        if each.asked > asked
+    ]
+    assert again
+    assert all(again)
+
+
+def test_every_solver_is_asked_about_its_own_microbatches() -> None:
+    """With more and more microbatches a question, and fewer again, every order within the limit is left."""
+    several = 0
+    for seed in range(8):
+        problem = uneven(seed, 2, 3, TIMES)
+        model = model_of(problem)
+        runs = all_there_are(problem)
+        limit = min(ran.value for ran in runs) + 2
+        shaving = shaved(problem, limit, 1)
+        assert shaving is not None
+        for few in (2, 3, 2, 1):
+            shave_with(shaving, few)
+            assert all(inside(model, ran, shaving) for ran in runs if ran.value <= limit)
+        assert all(len(kept.names) == size for (size, _), kept in shaving.kept.items())
+        several += len({size for size, _ in shaving.kept}) > 1
+    assert several
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_questions_about_all_microbatches_leave_no_more_than_there_is(seed: int) -> None:
     """The first stage's F can start as soon, and as late, as what is shown says, to within the least part tried."""
