@@ -93,7 +93,9 @@ class _Refutation:
         shaving = Shaving(standing, replace(self.few, starts=before.starts, ends=before.ends), self.limit)
         whole = Shaving(standing, self.few, self.limit).width
         sizes, vain = _sizes(standing), 0
-        for microbatches, early, asked in _sweeps(sizes, before is not NOTHING):
+        sweeps = _sweeps(sizes, before is not NOTHING)
+        microbatches, early, asked = next(sweeps)
+        while True:
             width, work = shaving.width, standing.work
             shaving.sweep(microbatches, early, partial(turn.more, reserve), asked)
             self.shown[self.limit] = shaving.spacing
@@ -103,6 +105,7 @@ class _Refutation:
                 return
             vain = vain + 1 if width == shaving.width and microbatches == sizes[-1] else 0
             if turn.more(reserve) and vain < VAIN:
+                microbatches, early, asked = next(sweeps)
                 continue
             vain = 0
             if self.limit == standing.low:
