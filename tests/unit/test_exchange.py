@@ -7,6 +7,7 @@ import errno
 import gc
 import itertools
 import os
+import re
 import threading
 import time
 import warnings
@@ -386,7 +387,8 @@ def test_a_stage_that_fails_before_layouts_are_known(place: int, shared: bool, t
 
 
 def test_a_store_that_fails_before_layouts_are_known(tmp_path: Path) -> None:
-    """It is asked for them by another thread, after once by the rank's own, which is the one to say so."""
+    """It is asked for them by another thread, after once by the rank's own, which is the one to say so: where it looks
+    for the next one's, or where it waits."""
     module = make("split", tmp_path)
     held = cut(module, mlp(P))
 
@@ -400,8 +402,8 @@ def test_a_store_that_fails_before_layouts_are_known(tmp_path: Path) -> None:
         pipe.step(*data(module))
 
     for each in errors(run_ranks(module, body)):
-        assert "rank 2 failed at wait for F0@2 to arrive from rank 1 (test.sched:4): " in each
-        assert "ZeroDivisionError: no such store" in each
+        stood = r"rank 2 failed at (wait for F0@2 to arrive|irecv F1@2) from rank 1 \(test\.sched:4\): "
+        assert re.search(stood + "ZeroDivisionError: no such store", each)
 
 
 class Waits(nn.Module):
