@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 
 from pipedsl.program import Kind
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Objective, Problem
-from verify.search.spacing import Spacing
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,7 @@ def check_room(problem: Problem) -> None:
             raise Infeasible(r, needed, f"rank {r} holds {needed} when the last of its stages runs one microbatch")
 
 
-NOTHING = Spacing()
-
-
-def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Spacing = NOTHING) -> Chains:
+def chains(model: Model, extra: list[tuple[int, int]] | None = None, narrowed: Narrowed = NOTHING) -> Chains:
     """Longest chains through everything that holds in every order. Raises `Infeasible` where that is a circle."""
     count = len(model)
     before: list[list[tuple[int, int]]] = [[] for _ in range(count)]
@@ -128,8 +125,6 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Sp
             before[row].append((model.local[row], 0))
     for x, y in memory_edges(model) if extra is None else extra:
         before[y].append((x, 0))
-    for x, y, gap in spacing.edges(model):
-        before[y].append((x, gap))
     waits = [len(items) for items in before]
     for row, items in enumerate(before):
         for x, _ in items:
@@ -145,11 +140,11 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, spacing: Sp
         stuck = next(row for row in range(count) if waits[row])
         r = model.rank[stuck]
         raise Infeasible(r, 0, f"rank {r} cannot give back what it holds before it has to take more")
-    for row, time in spacing.starts:
+    for row, time in narrowed.starts:
         head[row] = max(head[row], time)
     for row in order:
         head[row] = max(head[row], max((head[x] + duration[x] + gap for x, gap in before[row]), default=0))
-    for row, length in spacing.tails(model):
+    for row, length in narrowed.ends:
         tail[row] = max(tail[row], length)
     for row in reversed(order):
         length = tail[row] + duration[row]

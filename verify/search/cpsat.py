@@ -14,13 +14,12 @@ from types import FrameType
 from typing import Any
 
 from pipedsl.program import Kind
-from verify.search.bounds import NOTHING
 from verify.search.early import prompt_rows
 from verify.search.engines import FAR
 from verify.search.exact import Answer, Decision, is_longer, orders_by_start, without_instants
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Objective
-from verify.search.spacing import Spacing
 from verify.search.windows import Window, narrow
 
 MOST_SECONDS = 1e6
@@ -37,8 +36,7 @@ def decide(
     seconds: float = 0,
     seed: int = 0,
     extra: Sequence[tuple[int, int]] = (),
-    spacing: Spacing = NOTHING,
-    end: int | None = None,
+    narrowed: Narrowed = NOTHING,
     like: Sequence[int] | None = None,
     loads: bool = True,
 ) -> Decision:
@@ -50,7 +48,7 @@ def decide(
     like = like if all(model.duration) else None  # in another unit
     model, limit = without_instants(model, limit)
     try:
-        window = narrow(model, limit, extra, spacing=spacing, end=end)
+        window = narrow(model, limit, extra, narrowed=narrowed)
     except Infeasible:
         return Decision(Answer.REFUTED, None, 0, "windows")
     if max(window.latest, default=0) + limit > FAR or any(room is not None and abs(room) > FAR for room in model.room):

@@ -8,13 +8,12 @@ from enum import Enum
 from time import monotonic
 from typing import Any
 
-from verify.search.bounds import NOTHING
 from verify.search.formula import Formula
 from verify.search.load import Literal
 from verify.search.model import Model, run
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.solver import FAR, check, counted, new_solver, stop_after, suggest, units, values
-from verify.search.spacing import Spacing
 from verify.search.windows import narrow
 
 
@@ -47,23 +46,21 @@ def decide(
     seconds: float = 0,
     seed: int = 0,
     extra: Sequence[tuple[int, int]] = (),
-    spacing: Spacing = NOTHING,
-    end: int | None = None,
+    narrowed: Narrowed = NOTHING,
     like: Sequence[int] | None = None,
     loads: bool = True,
 ) -> Decision:
     """Find orders whose objective is at most `limit`, or refute that there are any.
 
     `work`: z3's limit, 0 for none; the same work gives the same answer. `seconds`: an outer stop, 0 for none. `extra`:
-    pairs of rows of which the first must end before the second starts. `spacing`: what is known beside, where every
-    operation takes time. `end`: the one that is to have ended by the limit, whatever the objective. `like`: starts,
-    near which to look first. `loads`: with the clauses of `load`, which only cost time where ranks have
-    much to lose.
+    pairs of rows of which the first must end before the second starts. `narrowed`: what is known beside, where every
+    operation takes time. `like`: starts, near which to look first. `loads`: with the clauses of `load`, which only cost
+    time where ranks have much to lose.
     """
     like = like if all(model.duration) else None  # in another unit
     model, limit = without_instants(model, limit)
     try:
-        window = narrow(model, limit, extra, spacing=spacing, end=end)
+        window = narrow(model, limit, extra, narrowed=narrowed)
     except Infeasible:
         return Decision(Answer.REFUTED, None, 0, "windows")
     import z3

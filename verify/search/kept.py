@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verify.search.bounds import NOTHING
 from verify.search.exact import Answer, Decision
 from verify.search.formula import Formula
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.solver import FAR, check, counted, new_solver, stop_after, suggest, units, values
-from verify.search.spacing import Spacing
 from verify.search.windows import Window, narrow
 
 SMALL = 230  # operations, above which a unit takes longer in proportion, as less is counted of what is known
@@ -50,21 +49,21 @@ class Kept:
                 self.solver.add(self._start(row) <= latest[row])
 
     def decide(
-        self, model: Model, limit: int, *, work: float, seconds: float = 0, spacing: Spacing = NOTHING, **_: Any
+        self, model: Model, limit: int, *, work: float, seconds: float = 0, narrowed: Narrowed = NOTHING, **_: Any
     ) -> Decision:
-        """As `exact.decide`, of which it takes all options: is there an order with every start as `spacing` says?"""
+        """As `exact.decide`, of which it takes all options: is there an order with every start as `narrowed` says?"""
         import z3
 
         try:
-            window = narrow(model, limit, spacing=spacing)
+            window = narrow(model, limit, narrowed=narrowed)
         except Infeasible:
             return Decision(Answer.REFUTED, None, 0, "windows")
         assumed = z3.Bool(f"asked.{self.asked}", self.solver.ctx)
         self.asked += 1
-        for row, least in spacing.starts:
+        for row, least in narrowed.starts:
             if least > self.earliest[row]:
                 self.solver.add(z3.Implies(assumed, self._start(row) >= least))
-        for row, tail in spacing.ends:
+        for row, tail in narrowed.ends:
             most = limit - tail - model.duration[row]
             if most < self.latest[row]:
                 self.solver.add(z3.Implies(assumed, self._start(row) <= most))

@@ -7,25 +7,22 @@ orders within a limit holds for lower ones, though, so it is lowered on the way 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from math import ceil, log2
+from math import log2
 
-from verify.search.bounds import NOTHING
 from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Answer
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.shave import Shaving
-from verify.search.spacing import Spacing
 from verify.search.standing import LEAST, MADE, Standing, ask
 
-BEGIN = 4  # the first limit is at so small a part of the gap
+BEGIN = 0.4  # the first limit is at such a part of the gap
 DOUBLED = 11  # a limit higher by so small a part of the gap takes twice the work, about
-LAST = 0.57  # windows are soon used up when such a part of them is left, about
-RESERVE = 1 / 5  # such a part of a turn is kept for a lower limit
-VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
+RESERVE = 0.3  # such a part of a turn is kept for a lower limit
 GROWTH = 3  # and so small a part of that for one still lower
+VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
 SIZES = (216, 336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
 WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 
@@ -48,21 +45,20 @@ class _Turn:
         return self.rest > reserve and self.standing.left >= LEAST
 
 
-def refute(standing: Standing, few: Spacing, shown: dict[int, Spacing], stop: float) -> None:
+def refute(standing: Standing, shown: dict[int, Narrowed], stop: float) -> None:
     """Refute limits up to `stop`, by work: a low one first, or one that was left open; then as high as is hoped.
 
-    `few`: what is known of all orders; `shown`: what is known beside of those within a limit, which grows. Only where
-    `can_nest` of `nested` holds.
+    `shown`: what is known of orders within a limit, which grows. Only where `can_shave`.
     """
     if standing.work >= stop or standing.left < LEAST:
         return
     turn = _Turn(standing, stop)
     gap = standing.value - standing.low
-    limit = min((each for each in shown if each >= standing.low), default=standing.low + gap // BEGIN)
+    limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * BEGIN))
     limit = min(limit, standing.value - 1)
     while standing.rows is not None and standing.low <= limit < standing.value and turn.more():
         rest, value = turn.rest, standing.value
-        if _Refutation(standing, turn, few, shown, limit).holds():
+        if _Refutation(standing, turn, shown, limit).holds():
             more = log2(max(2.0, turn.rest / max(rest - turn.rest, LEAST)))
             limit = min(standing.value - 1, standing.low + max(1, int(gap * more / DOUBLED)))
         elif standing.value < value:
@@ -74,8 +70,8 @@ def refute(standing: Standing, few: Spacing, shown: dict[int, Spacing], stop: fl
 class _Refutation:
     """Of a limit, which is lowered to where what is left of the turn should do, as far as can be told."""
 
-    def __init__(self, standing: Standing, turn: _Turn, few: Spacing, shown: dict[int, Spacing], limit: int) -> None:
-        self.standing, self.turn, self.few, self.shown, self.limit = standing, turn, few, shown, limit
+    def __init__(self, standing: Standing, turn: _Turn, shown: dict[int, Narrowed], limit: int) -> None:
+        self.standing, self.turn, self.shown, self.limit = standing, turn, shown, limit
 
     def holds(self) -> bool:
         """Whether the limit it came down to is refuted."""
@@ -90,17 +86,16 @@ class _Refutation:
         """Raises `Infeasible`."""
         standing, turn, value, reserve = self.standing, self.turn, self.standing.value, RESERVE
         before = self._before()
-        shaving = Shaving(standing, replace(self.few, starts=before.starts, ends=before.ends), self.limit)
-        whole = Shaving(standing, self.few, self.limit).width
+        shaving = Shaving(standing, before, self.limit)
         sizes, vain = _sizes(standing), 0
         sweeps = _sweeps(sizes, before is not NOTHING)
         microbatches, early, asked = next(sweeps)
         while True:
             width, work = shaving.width, standing.work
             shaving.sweep(microbatches, early, partial(turn.more, reserve), asked)
-            self.shown[self.limit] = shaving.spacing
+            self.shown[self.limit] = shaving.narrowed
             standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
-            self._ask_all(shaving.spacing, (standing.work - work) / WHOLE)
+            self._ask_all(shaving.narrowed, (standing.work - work) / WHOLE)
             if standing.value < value or standing.done or not turn.more():
                 return
             vain = vain + 1 if width == shaving.width and microbatches == sizes[-1] else 0
@@ -111,24 +106,21 @@ class _Refutation:
             if self.limit == standing.low:
                 return
             reserve = min(reserve, turn.rest) / GROWTH
-            # Lower, all windows are narrower by as much, and so they were from the start.
-            lower = ceil((shaving.width - whole * LAST) / (1 - LAST) / standing.problem.microbatches)
-            lower = min(max(1, lower), self.limit - standing.low)
-            whole -= lower * standing.problem.microbatches
-            self.limit -= lower
+            # Half of what is left open: an order below `low` would have come to light already.
+            self.limit = (standing.low + self.limit) // 2
             shaving.lower(self.limit)
 
-    def _before(self) -> Spacing:
+    def _before(self) -> Narrowed:
         """What is known of orders within the limit, or a higher one."""
         limits = [each for each in self.shown if each >= self.limit]
         return self.shown[min(limits)] if limits else NOTHING
 
-    def _ask_all(self, known: Spacing, work: float) -> None:
+    def _ask_all(self, known: Narrowed, work: float) -> None:
         """About all microbatches. Raises `Infeasible`."""
         standing = self.standing
         if len(standing.model) > MOST_OPERATIONS[standing.engine]:
             return
-        found = ask(standing, standing.model, self.limit, work, spacing=known)
+        found = ask(standing, standing.model, self.limit, work, narrowed=known)
         standing.work += len(standing.model) / MADE
         if found.answer is Answer.REFUTED:
             by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted

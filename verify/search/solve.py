@@ -24,11 +24,12 @@ from verify.search.judge import Invalid, Judgement, judge
 from verify.search.loosen import loosen
 from verify.search.model import Model, fits, model_of, run
 from verify.search.modulo import Periods, few_microbatches
-from verify.search.nested import Nested, can_nest, raise_from_few
+from verify.search.narrowed import Narrowed
 from verify.search.problem import Infeasible, Orders, Problem
+from verify.search.refute import refute
 from verify.search.settle import settle
+from verify.search.shave import can_shave
 from verify.search.shorter import good_manners, short_models
-from verify.search.spacing import Spacing
 from verify.search.squeeze import STEP, squeeze
 from verify.search.steady import Steady, place_weights, steady_states
 from verify.search.tune import Manner, Tuned, tune
@@ -45,8 +46,8 @@ PACE = 2.0  # units of work in a second, about; shares are of what the clock lea
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
-NESTED = 2  # a turn of bounds from fewer microbatches may take so small a part of the work, whatever the clock leaves:
-# one that ends too soon has shown nothing
+REFUTING = 0.75  # a turn of refuting limits may take such a part of the work that is left
+SLOWER = 1.5  # a unit of work may take so many times as long there as elsewhere
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
 PERIOD = 4  # work for periods of so many microbatches, at most
@@ -139,7 +140,8 @@ class _Search:
         self.settled: list[list[int]] | None = None
         self.manner: Manner | None = None
         # With few operations z3 needs no such help; of many it is not asked.
-        self.nested = Nested() if FEW < len(self.model) <= MOST_IN_PARTS and can_nest(self.model) else None
+        shaves = FEW < len(self.model) <= MOST_IN_PARTS and can_shave(self.model)
+        self.shown: dict[int, Narrowed] | None = {} if shaves else None
         self.goal = None if goal is None else int(goal / problem.time_unit)
         now = monotonic()
         hurried = len(self.model) > LARGE and now + BOUNDING * (now - began) > self.stop
@@ -175,16 +177,16 @@ class _Search:
         return self.value <= self.enough or self.hopeless
 
     @property
-    def spacing(self) -> Spacing:
-        return Spacing() if self.nested is None else self.nested.spacing
-
-    @property
     def next_seed(self) -> int:
         return self.seed + len(self.log)
 
     @property
+    def left_by_work(self) -> float:
+        return self.budget.work - self.work
+
+    @property
     def left(self) -> float:
-        return max(0.0, min(self.budget.work - self.work, PACE * (self.stop - monotonic())))
+        return max(0.0, min(self.left_by_work, PACE * (self.stop - monotonic())))
 
     def take(self, rows: list[list[int]], by: str) -> None:
         """Keep orders that are better than what there is. What does not hold water is dropped."""
@@ -352,8 +354,8 @@ def _rounds(search: _Search) -> None:
             _improve(search, share)
         if parts and len(search.model) > FEW and not search.done:
             loosen(search, search.left / LOOSENED)
-        if parts and search.nested is not None and not search.done:
-            raise_from_few(search, search.nested, (search.budget.work - search.work) / NESTED)
+        if search.shown is not None and not search.done:
+            refute(search, search.shown, search.work + min(REFUTING * search.left_by_work, search.left / SLOWER))
         if reasons and not search.done:
             close(search, share)
         if search.work == before:

@@ -9,8 +9,8 @@ from typing import Protocol
 from verify.search.engines import Engine, decider
 from verify.search.exact import Answer, Decision
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Problem
-from verify.search.spacing import Spacing
 
 MADE = 10_000  # operations whose text takes as long to make as one unit of work
 LEAST = 0.001  # work that a solver is asked for; none would be no limit to it
@@ -29,9 +29,6 @@ class Standing(Protocol):
     engine: Engine
     stop: float
     work: float
-
-    @property
-    def spacing(self) -> Spacing: ...
 
     @property
     def done(self) -> bool: ...
@@ -53,14 +50,13 @@ def ask(
     limit: int,
     work: float,
     extra: Sequence[tuple[int, int]] = (),
-    end: int | None = None,
     seed: int | None = None,
-    spacing: Spacing | None = None,
+    narrowed: Narrowed = NOTHING,
     like: Sequence[int] | None = None,
     loads: bool = True,
     by: Callable[..., Decision] | None = None,
 ) -> Decision:
-    """`decide` of the engine, with what is known of microbatches in a row, in the time and work that are left.
+    """`decide` of the engine, in the time and work that are left.
 
     `by`: who decides instead. What it took is counted; nothing is taken over.
     """
@@ -69,7 +65,6 @@ def ask(
     if work < LEAST:
         return Decision(Answer.UNKNOWN, None, 0.0)
     seed = standing.seed if seed is None else seed
-    spacing = standing.spacing if spacing is None else spacing
     found = (by or decider(standing.engine))(
         model,
         limit,
@@ -77,8 +72,7 @@ def ask(
         seconds=seconds,
         seed=seed,
         extra=extra,
-        spacing=spacing,
-        end=end,
+        narrowed=narrowed,
         like=like,
         loads=loads,
     )

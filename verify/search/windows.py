@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from verify.search.bounds import NOTHING, chains, first_start, memory_edges, own_tails
+from verify.search.bounds import chains, first_start, memory_edges, own_tails
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Objective
-from verify.search.spacing import Spacing
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +45,11 @@ def narrow(
     limit: int,
     extra: Sequence[tuple[int, int]] = (),
     rounds: int = 50,
-    spacing: Spacing = NOTHING,
-    end: int | None = None,
+    narrowed: Narrowed = NOTHING,
 ) -> Window:
     """The windows under a limit. Raises `Infeasible` where they show that nothing is within it.
 
-    `end`: the operation that is to have ended by the limit, instead of the objective. `spacing`: what else is known.
+    `narrowed`: what else is known.
     """
     edges = memory_edges(model) + list(extra)
     known = set(edges)
@@ -58,11 +57,8 @@ def narrow(
     rows_of = [[row for a, b in pairs for row in range(a, b)] for pairs in model.strands]
     far, spans = limit + sum(duration) + sum(model.lag), list[int]()
     for _ in range(rounds):
-        found = chains(model, edges, spacing)
-        if end is not None:
-            tails = own_tails(model, [end], found)
-            latest = [far if tail < 0 else limit - tail - duration[row] for row, tail in enumerate(tails)]
-        elif model.problem.objective is Objective.MAKESPAN:
+        found = chains(model, edges, narrowed)
+        if model.problem.objective is Objective.MAKESPAN:
             latest = [limit - found.tail[row] - duration[row] for row in range(len(model))]
         else:
             latest, spans = [far] * len(model), []
