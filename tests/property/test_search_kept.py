@@ -7,20 +7,20 @@ import random
 import pytest
 from problems import uneven
 
+from pipedsl.program import Kind
 from verify.search import Budget, exact, model_of, solve
-from verify.search.bounds import NOTHING
 from verify.search.exact import Answer
 from verify.search.kept import Kept
 from verify.search.model import Model
+from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.press import press
-from verify.search.spacing import Spacing, first_rows
 from verify.search.windows import narrow
 
 
-def within(model: Model, limit: int, earliest: list[int], latest: list[int]) -> Spacing:
+def within(model: Model, limit: int, earliest: list[int], latest: list[int]) -> Narrowed:
     """What says that every start is in its window."""
     tails = (limit - at - time for at, time in zip(latest, model.duration, strict=True))
-    return Spacing(starts=tuple(enumerate(earliest)), ends=tuple(enumerate(tails)))
+    return Narrowed(starts=tuple(enumerate(earliest)), ends=tuple(enumerate(tails)))
 
 
 def settled(seed: int, microbatches: int = 5) -> tuple[Model, int]:
@@ -45,9 +45,9 @@ def test_the_answers_are_those_of_a_new_solver(seed: int) -> None:
         last = draw.randint(first, min(latest[row], first + 2))
         inside = [first if y == row else at for y, at in enumerate(earliest)]
         until = [last if y == row else at for y, at in enumerate(latest)]
-        spacing = within(model, limit, inside, until)
+        narrowed = within(model, limit, inside, until)
         found, plain = (
-            decide(model, limit, work=20, spacing=spacing, loads=False) for decide in (kept.decide, exact.decide)
+            decide(model, limit, work=20, narrowed=narrowed, loads=False) for decide in (kept.decide, exact.decide)
         )
         assert found.answer is plain.answer
         answers[found.answer] += 1
@@ -73,12 +73,12 @@ def test_what_was_only_assumed_is_forgotten(seed: int) -> None:
     window = narrow(model, least)
     kept = Kept(model, window, 0)
     whole = within(model, least, window.earliest, window.latest)
-    for row in first_rows(model):
+    for row in (row for row, each in enumerate(model.operations) if each[:2] == (Kind.F, 0)):
         for at in range(window.earliest[row], window.latest[row] + 1, 3):
             inside = [at if y == row else a for y, a in enumerate(window.earliest)]
             until = [at if y == row else b for y, b in enumerate(window.latest)]
-            kept.decide(model, least, work=20, spacing=within(model, least, inside, until))
-        assert kept.decide(model, least, work=20, spacing=whole).answer is Answer.FOUND
+            kept.decide(model, least, work=20, narrowed=within(model, least, inside, until))
+        assert kept.decide(model, least, work=20, narrowed=whole).answer is Answer.FOUND
 
 
 def test_a_lower_limit_may_be_asked_about() -> None:
@@ -87,8 +87,8 @@ def test_a_lower_limit_may_be_asked_about() -> None:
     assert kept.decide(model, least, work=20).answer is Answer.FOUND
     window = narrow(model, least + 5)
     below = [at - 6 for at in window.latest]
-    spacing = within(model, least - 1, window.earliest, below)
-    assert kept.decide(model, least - 1, work=20, spacing=spacing).answer is Answer.REFUTED
+    narrowed = within(model, least - 1, window.earliest, below)
+    assert kept.decide(model, least - 1, work=20, narrowed=narrowed).answer is Answer.REFUTED
 
 
 def test_without_work_nothing_is_known() -> None:
@@ -96,10 +96,10 @@ def test_without_work_nothing_is_known() -> None:
     model, least = settled(4, 7)
     window = narrow(model, least)
     kept = Kept(model, window, 0)
-    asked = kept.decide(model, least, work=1e-6, spacing=NOTHING)
+    asked = kept.decide(model, least, work=1e-6, narrowed=NOTHING)
     assert asked.answer is Answer.UNKNOWN
     assert asked.start is None
-    found = kept.decide(model, least, work=20, spacing=NOTHING)
+    found = kept.decide(model, least, work=20, narrowed=NOTHING)
     assert found.answer is Answer.FOUND
     assert 0 < found.work < 20
 
@@ -112,13 +112,13 @@ def test_less_work_than_with_new_solvers() -> None:
     window = narrow(model, limit)
     kept = Kept(model, window, 0)
     alone = together = 0.0
-    for row in first_rows(model):
+    for row in (row for row, each in enumerate(model.operations) if each[:2] == (Kind.F, 0)):
         for part in (6, 3, 2):
             until = list(window.latest)
             until[row] -= (until[row] - window.earliest[row]) * (part - 1) // part
-            spacing = within(model, limit, window.earliest, until)
-            found = kept.decide(model, limit, work=20, spacing=spacing)
-            plain = exact.decide(model, limit, work=20, spacing=spacing, loads=False)
+            narrowed = within(model, limit, window.earliest, until)
+            found = kept.decide(model, limit, work=20, narrowed=narrowed)
+            plain = exact.decide(model, limit, work=20, narrowed=narrowed, loads=False)
             assert found.answer is plain.answer
             together, alone = together + found.work, alone + plain.work
     assert 0 < together < alone

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
-from problems import uneven
+from problems import EQUAL, linear, uneven
 
-from verify.search import Budget, lower_bound, refute, solve
+from pipedsl.program import Costs
+from verify.search import Budget, lower_bound, make_problem, model_of, refute, shave, solve
+from verify.search.engines import MOST_OPERATIONS
+from verify.search.exact import Decision
+from verify.search.model import Model
+from verify.search.narrowed import Narrowed
 from verify.search.problem import Problem
 from verify.search.refute import _sweeps, _Turn
 from verify.search.shave import Shaving
-from verify.search.solve import _Search
-from verify.search.spacing import Spacing
+from verify.search.solve import PACE, _Search
+from verify.search.standing import Standing, ask
 
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
@@ -32,10 +38,10 @@ def test_limits_end_below_the_optimum_however_little_the_work() -> None:
     reached = 0
     for seed, work in product(range(6), (0.002, 0.02, 0.3)):
         search, least = settled(uneven(seed, 3, 4, TIMES))
-        shown: dict[int, Spacing] = {}
+        shown: dict[int, Narrowed] = {}
         for _ in range(12):
             if not search.done:
-                refute.refute(search, Spacing(), shown, search.work + work)
+                refute.refute(search, shown, search.work + work)
             assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached > 1
@@ -46,18 +52,18 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
     problem = uneven(4, 6, 16, TIMES)
     search = _Search(problem, Budget(40), 0, None, None, None, None)
     search.take(search.model.rows(solve(problem, budget=Budget(0.2)).orders), "start")
-    shown: dict[int, Spacing] = {}
-    refute.refute(search, Spacing(), shown, search.work + 0.2)
+    shown: dict[int, Narrowed] = {}
+    refute.refute(search, shown, search.work + 0.2)
     left = [limit for limit in shown if limit >= search.low]
     assert left
     assert all(search.low <= limit < search.value for limit in left)
     limits, made = list[int](), list[Shaving]()
 
     class Noticed(Shaving):
-        def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
+        def __init__(self, standing: _Search, narrowed: Narrowed, limit: int) -> None:
             limits.append(limit)
             made.append(self)
-            super().__init__(standing, spacing, limit)
+            super().__init__(standing, narrowed, limit)
 
         def lower(self, limit: int) -> None:
             limits.append(limit)
@@ -67,7 +73,7 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(refute, "Shaving", Noticed)
     low = search.low
-    refute.refute(search, Spacing(), shown, search.work + 0.2)
+    refute.refute(search, shown, search.work + 0.2)
     assert limits[0] == min(left)
     assert max(each.low for each in made) <= search.low
     assert low <= search.low <= search.value
@@ -78,14 +84,14 @@ def test_a_limit_with_too_little_work_left_is_lowered_until_it_is_refuted(monkey
     made: list[Shaving] = []
 
     class Noticed(Shaving):
-        def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
+        def __init__(self, standing: _Search, narrowed: Narrowed, limit: int) -> None:
             made.append(self)
-            super().__init__(standing, spacing, limit)
+            super().__init__(standing, narrowed, limit)
 
     monkeypatch.setattr(refute, "Shaving", Noticed)
     search, least = settled(uneven(4, 6, 16, TIMES))
     search.value = least + 40
-    refutation = refute._Refutation(search, _Turn(search, search.work + 0.5), Spacing(), {}, least + 30)
+    refutation = refute._Refutation(search, _Turn(search, search.work + 0.5), {}, least + 30)
     held = refutation.holds()
     assert held == (search.low == refutation.limit + 1)
     assert made[0].limit == refutation.limit < least + 30
@@ -94,23 +100,22 @@ def test_a_limit_with_too_little_work_left_is_lowered_until_it_is_refuted(monkey
 
 
 def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[Spacing, int]] = []
+    made: list[tuple[Narrowed, int]] = []
 
     class Noticed(Shaving):
-        def __init__(self, standing: _Search, spacing: Spacing, limit: int) -> None:
-            made.append((spacing, limit))
-            super().__init__(standing, spacing, limit)
+        def __init__(self, standing: _Search, narrowed: Narrowed, limit: int) -> None:
+            made.append((narrowed, limit))
+            super().__init__(standing, narrowed, limit)
 
     search, least = settled(uneven(3, 3, 4, TIMES))
     monkeypatch.setattr(refute, "Shaving", Noticed)
-    high, low = (Spacing(starts=((0, 0), (row, 1)), ends=((row, 2),)) for row in (1, 2))
-    few = Spacing(apart=((1, 1),))
-    for limit, expected in ((least - 1, low), (least, high), (least + 1, Spacing())):
+    high, low = (Narrowed(starts=((0, 0), (row, 1)), ends=((row, 2),)) for row in (1, 2))
+    for limit, expected in ((least - 1, low), (least, high), (least + 1, Narrowed())):
         made.clear()
         search.value = limit + 1
         search.low = min(search.low, limit)
-        refute._Refutation(search, _Turn(search, search.work + 0.01), few, {least: high, least - 1: low}, limit).holds()
-        assert made[0] == (replace(few, starts=expected.starts, ends=expected.ends), limit)
+        refute._Refutation(search, _Turn(search, search.work + 0.01), {least: high, least - 1: low}, limit).holds()
+        assert made[0] == (expected, limit)
 
 
 def test_more_and_more_microbatches_a_question() -> None:
@@ -134,12 +139,12 @@ def test_what_was_asked_about_is_left_out() -> None:
         def _cut(self, few: object, row: int, first: int, early: bool, more: object) -> None:
             cut.append((self.standing.model.operations[row].microbatch, first, early))
 
-    shaving = Noticed(search, Spacing(), least)
+    shaving = Noticed(search, Narrowed(), least)
     for early, asked, microbatches in product((True, False), (0, 2), (1, 2, 3, 4)):
         cut.clear()
         shaving.sweep(microbatches, early, lambda: True, asked)
         seen = [each for each, _, _ in cut]
-        assert seen == (list(range(asked, 5)) if early else list(range(5 - asked))[::-1])
+        assert seen[::2] == seen[1::2] == (list(range(asked, 5)) if early else list(range(5 - asked))[::-1])
         for each, first, side in cut:
             assert side is early
             assert 0 <= first <= each < first + microbatches <= 5
@@ -163,3 +168,39 @@ def test_a_turn_ends_by_work_or_by_the_clock() -> None:
     search.stop = 0.0  # long ago
     assert turn.rest == 0
     assert not turn.more()
+
+
+def test_more_is_shown_than_by_chains() -> None:
+    """Both engines agree by themselves that the optimum of these is 93.4."""
+    speed = [Fraction(value, 10) for value in (12, 10, 10, 11, 9, 10, 10, 14)]
+    costs = Costs(tuple(speed), tuple(2 * v for v in speed), tuple(speed), tuple(speed), (Fraction(1, 10),) * 8)
+    problem = make_problem(placement=range(8), microbatches=16, costs=costs, cap=4)
+    search = _Search(problem, Budget(8), 0, None, None, None, None)
+    search.take(search.model.rows(solve(problem, budget=Budget(0.1)).orders), "start")
+    refute.refute(search, {}, 5)
+    assert lower_bound(search.model).value < search.low <= 934
+
+
+def test_what_is_too_large_for_one_question_is_bounded_by_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def noticed(standing: Standing, model: Model, *rest: Any, **options: Any) -> Decision:
+        asked.append(len(model))
+        return ask(standing, model, *rest, **options)
+
+    monkeypatch.setitem(MOST_OPERATIONS, "z3", 450)
+    monkeypatch.setattr(refute, "ask", noticed)
+    monkeypatch.setattr(shave, "ask", noticed)
+    problem = linear(4, 40, {"F": "1", "I": "1.3", "W": "0.7", "send": "0.1"}, 2)
+    whole, found = lower_bound(model_of(problem)).value, solve(problem, budget=Budget(20))
+    assert whole * problem.time_unit < found.bound <= found.value
+    assert found.argument == "refutation by z3"
+    assert 0 < max(asked) <= 450
+
+
+def test_shares_are_of_what_the_clock_leaves() -> None:
+    """Else a turn that is a part of the work may take all of the time, and what comes after it has none."""
+    problem = linear(4, 40, EQUAL, 3)
+    search = _Search(problem, Budget(1000, 5), 0, None, None, None, None)
+    assert 0 < search.left <= 5 * PACE
+    assert _Search(problem, Budget(1000), 0, None, None, None, None).left == 1000

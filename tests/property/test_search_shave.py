@@ -7,6 +7,7 @@ problems that were made otherwise.
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
@@ -14,17 +15,28 @@ import pytest
 from brute import interleavings
 from problems import uneven
 
-from verify.search import Budget, Problem, lower_bound, model_of, shave, solve
+from pipedsl.program import Costs, Kind
+from verify.search import (
+    Budget,
+    Objective,
+    Problem,
+    lower_bound,
+    make_problem,
+    model_of,
+    shave,
+    solve,
+    uniform_costs,
+)
 from verify.search.cpsat import decide
 from verify.search.engines import Engine
 from verify.search.exact import Answer, Decision
 from verify.search.model import Model, Run, fits, run
+from verify.search.narrowed import Narrowed
 from verify.search.press import press
 from verify.search.problem import Infeasible
-from verify.search.refute import refute
-from verify.search.shave import PART, Shaving
+from verify.search.refute import BEGIN, refute
+from verify.search.shave import PART, Shaving, can_shave, shaved_rows
 from verify.search.solve import _Search
-from verify.search.spacing import Spacing, first_rows
 from verify.search.standing import Standing
 from verify.search.windows import narrow
 
@@ -35,7 +47,7 @@ def shaved(problem: Problem, limit: int, few: int, engine: Engine = "z3", work: 
     """What is shown with questions about `few` microbatches; None where the limit is refuted."""
     search = _Search(problem, Budget(2 * work, engine=engine), 0, None, None, None, None)
     try:
-        shaving = Shaving(search, Spacing(), limit)
+        shaving = Shaving(search, Narrowed(), limit)
         shave_with(shaving, few, work)
     except Infeasible:
         return None
@@ -61,7 +73,7 @@ def inside(model: Model, found: Run, shaving: Shaving | None) -> bool:
     """Whether an order within the limit is as what was shown of those says, also with everything as late as may be."""
     if shaving is None:
         return False
-    shown = shaving.spacing
+    shown = shaving.narrowed
     late = press(model, found.start, found.start, [shaving.limit - time for time in model.duration], False)
     assert late is not None
     return (
@@ -83,6 +95,20 @@ def test_every_order_within_the_limit_is_left(seed: int) -> None:
         assert all(inside(model, ran, shaving) for ran in runs if ran.value <= limit)
 
 
+def test_every_order_within_the_limit_is_left_whichever_stage_is_shaved() -> None:
+    stages: set[int] = set()
+    for seed in range(12):
+        problem = uneven(seed, 3, 2, TIMES)
+        model = model_of(problem)
+        runs = all_there_are(problem)
+        least = min(ran.value for ran in runs)
+        stages |= {model.operations[row].stage for row in shaved_rows(model)[0]}
+        for few, limit in product((1, 2), (least, least + 2, least + 9)):
+            shaving = shaved(problem, limit, few)
+            assert all(inside(model, ran, shaving) for ran in runs if ran.value <= limit)
+    assert stages == {0, 1}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
     """Of orders within it, and more than is known of these from the start; below the least it is refuted in the end."""
@@ -93,17 +119,17 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
     shaving = shaved(problem, least + 9, 3)
     assert shaving is not None
     assert shaving.kept
-    low, spacing, kept = shaving.low, shaving.spacing, dict(shaving.kept)
+    low, narrowed, kept = shaving.low, shaving.narrowed, dict(shaving.kept)
     shaving.lower(least + 2)
     assert shaving.limit == least + 2
-    assert shaving.spacing == spacing
+    assert shaving.narrowed == narrowed
     assert shaving.kept == kept
     assert all(inside(model, ran, shaving) for ran in runs if ran.value <= least + 2)
     for few in (3, 2):
         shave_with(shaving, few)
         assert all(inside(model, ran, shaving) for ran in runs if ran.value <= least + 2)
     assert low <= shaving.low <= least
-    assert shaving.width <= Shaving(shaving.standing, Spacing(), least + 2).width
+    assert shaving.width <= Shaving(shaving.standing, Narrowed(), least + 2).width
     with pytest.raises(Infeasible):
         shaving.lower(shaving.low - 1)
 
@@ -111,11 +137,11 @@ def test_a_lower_limit_keeps_what_was_shown(seed: int) -> None:
 def test_solvers_are_asked_again_with_all_that_is_known_by_then() -> None:
     problem = uneven(4, 6, 16, TIMES)
     least = int(solve(problem, budget=Budget(5)).value / problem.time_unit)
-    shaving = shaved(problem, least, 4, work=3)
+    shaving = shaved(problem, least + 5, 4, work=3)
     assert shaving is not None
     kept = dict(shaving.kept)
     before = [(each.asked, list(each.earliest), list(each.latest)) for each in kept.values()]
-    shaving.lower(least - 5)
+    shaving.lower(least)
     shave_with(shaving, 4, 3)
     assert all(shaving.kept[key] is each for key, each in kept.items())
     again = [
@@ -147,7 +173,7 @@ def test_every_solver_is_asked_about_its_own_microbatches() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_questions_about_all_microbatches_leave_no_more_than_there_is(seed: int) -> None:
-    """The first stage's F can start as soon, and as late, as what is shown says, to within the least part tried."""
+    """What is shaved can start as soon, and as late, as what is shown says, to within the least part tried."""
     problem = uneven(seed, 2, 3, TIMES)
     model = model_of(problem)
     runs = all_there_are(problem)
@@ -157,14 +183,14 @@ def test_questions_about_all_microbatches_leave_no_more_than_there_is(seed: int)
     lates = [late for ran in within if (late := press(model, ran.start, ran.start, latest, False)) is not None]
     shaving = shaved(problem, limit, 3)
     assert shaving is not None
-    for row in first_rows(model):
+    for row in (row for rows in shaving.shaved for row in rows):
         room = shaving.window.latest[row] - shaving.window.earliest[row]
         assert min(ran.start[row] for ran in within) - shaving.window.earliest[row] <= 1 + room // PART
         assert shaving.window.latest[row] - max(late[row] for late in lates) <= 1 + room // PART
 
 
 def test_what_is_not_decided_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And every question is about the F whose window it cuts."""
+    """And every question is about an operation whose window it cuts."""
     asked = 0
 
     def silent(standing: Standing, model: Model, limit: int, work: float, **options: Any) -> Decision:
@@ -183,7 +209,7 @@ def test_what_is_not_decided_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     shaving = shaved(problem, int(solve(problem, budget=Budget(20)).value / problem.time_unit), 3)
     assert shaving is not None
     assert asked > 5
-    assert shaving.spacing == Spacing()
+    assert shaving.narrowed == Narrowed()
 
 
 def test_limits_in_turn_end_below_the_optimum() -> None:
@@ -196,9 +222,11 @@ def test_limits_in_turn_end_below_the_optimum() -> None:
         search = _Search(problem, Budget(40), 0, None, None, None, None)
         search.take(search.model.rows(best.orders), "start")
         least = search.value
-        below = 2 * (least - 1) - search.low + 1 - least  # the first limit is just below the optimum
+        below = (
+            round((least - 1 - search.low) / BEGIN) + search.low - least
+        )  # the first limit is just below the optimum
         search.value += below if poor is None else poor  # as if less were found
-        refute(search, Spacing(), {}, 20)
+        refute(search, {}, 20)
         assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached
@@ -245,7 +273,7 @@ def test_strands_may_come_in_any_order() -> None:
     one, other = shaved(problem, limit, 3), shaved(turned, limit, 3)
     assert one is not None
     assert other is not None
-    shown, others = one.spacing, other.spacing
+    shown, others = one.narrowed, other.narrowed
     assert shown.ends
     operations, those = model_of(problem).operations, model_of(turned).operations
     for these, turned_round in ((shown.starts, others.starts), (shown.ends, others.ends)):
@@ -261,3 +289,25 @@ def test_large_orders_are_left(seed: int) -> None:
     assert found is not None
     assert found.value > lower_bound(model).value
     assert inside(model, found, shaved(problem, found.value, 5, work=2))
+
+
+def test_only_where_it_holds() -> None:
+    costs = uniform_costs(2, 1, 1, 1)
+    good = make_problem(placement=range(2), microbatches=4, costs=costs, cap=2)
+    assert can_shave(model_of(good))
+    assert not can_shave(model_of(good.with_objective(Objective.SPAN)))
+    instant = make_problem(placement=range(2), microbatches=4, costs=uniform_costs(2, 1, 1, 0), cap=2)
+    assert not can_shave(model_of(instant))
+    one = tuple((tuple(sorted(op for strand in rank for op in strand)),) for rank in good.strands)
+    assert not can_shave(model_of(make_problem(placement=range(2), microbatches=4, costs=costs, cap=2, strands=one)))
+
+
+def test_the_slowest_stage_is_shaved_but_for_the_last() -> None:
+    for slow, expected in ((0, 0), (1, 1), (2, 2), (3, 0)):
+        time = tuple(Fraction(3 if s == slow else 2) for s in range(4))
+        costs = Costs(time, tuple(2 * each for each in time), time, time, (Fraction(0),) * 4)
+        model = model_of(make_problem(placement=range(4), microbatches=3, costs=costs, cap=2))
+        found = [[model.operations[row] for row in rows] for rows in shaved_rows(model)]
+        assert found == [[(Kind.F, expected, j), (Kind.I, expected, j)] for j in range(3)]
+    whole = model_of(make_problem(placement=range(1), microbatches=2, costs=uniform_costs(1, 1, 1, 1), split=False))
+    assert [len(rows) for rows in shaved_rows(whole)] == [2, 2]
