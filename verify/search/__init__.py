@@ -12,10 +12,9 @@ bound:
   best down. `windows` says when each operation may start under the limit, and which pairs of a rank are in order then;
   `formula` writes the rest, one truth value for each pair that is open; `load` adds what follows from how much a rank
   runs before and after. A limit that is refuted raises the bound.
-- `nested`: the same questions about fewer microbatches, one more at a time. What is refuted of them holds anywhere
-  among many (`spacing`), which leaves a solver little to decide of all.
-- `refute`: a limit for which there should be work enough, and is lowered where there is not. `shave` cuts the windows
-  under it by such questions, each solver `kept` for many; where one is used up, the limit is refuted.
+- `refute`: of more operations, a limit for which there should be work enough, and is lowered where there is not.
+  `shave` cuts the windows under it by questions about few microbatches, each solver `kept` for many; where one is used
+  up, the limit is refuted.
 - `loosen`: a stretch of the best orders is left open, all else kept in order, and a solver makes it shorter.
 
 Every answer is judged anew, by the simulator, before it is returned. z3 is loaded when bounds and heuristics do not
