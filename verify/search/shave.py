@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipedsl.program import Kind
+from verify.search.busy import busy_ranks, later_starts, sooner_starts
 from verify.search.engines import keeps
 from verify.search.exact import Answer
 from verify.search.kept import Kept
@@ -37,6 +38,7 @@ from verify.search.windows import Window, narrow
 QUESTION = 1.5  # work for one question
 PART = 27  # so small a part of a window is tried first
 STEP = 2  # microbatches from one question's first to the next's: the fewer, the more questions a solver is kept for
+ROUNDS = 5  # of narrowing windows
 GROWTH = 3  # so many times as much after each that is refuted, and so small a part of one that is not
 
 
@@ -51,7 +53,8 @@ class Shaving:
     def __init__(self, standing: Standing, narrowed: Narrowed, limit: int) -> None:
         """`narrowed`: what was shown before. Raises `Infeasible` where no order is within the limit."""
         self.standing, self.narrowed, self.limit = standing, narrowed, limit
-        self.window: Window = narrow(standing.model, limit, narrowed=narrowed)
+        self.busy = busy_ranks(standing.model)
+        self._narrow()
         self.number = {operation: row for row, operation in enumerate(standing.model.operations)}
         self.shaved = shaved_rows(standing.model)
         self.like: dict[int, int] = {}
@@ -117,7 +120,14 @@ class Shaving:
         self._narrow()
 
     def _narrow(self) -> None:
-        self.window = narrow(self.standing.model, self.limit, narrowed=self.narrowed)
+        """By chains, and by what the busy ranks have to do, in turn."""
+        for _ in range(ROUNDS):
+            self.window: Window = narrow(self.standing.model, self.limit, narrowed=self.narrowed)
+            starts = [each for r in self.busy for each in later_starts(self.window, r)]
+            ends = [(row, self._tail(row, at)) for r in self.busy for row, at in sooner_starts(self.window, r)]
+            if not starts and not ends:
+                break
+            self.narrowed = Narrowed((*self.narrowed.starts, *starts), (*self.narrowed.ends, *ends))
 
     def _solver(self, few: Model, rows: list[int], like: Sequence[int] | None) -> Kept:
         """For the few microbatches, with all that is known of when they start."""
