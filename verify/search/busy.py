@@ -23,8 +23,8 @@ def busy_ranks(model: Model) -> list[int]:
 
 def later_starts(window: Window, r: int) -> list[tuple[int, int]]:
     """(x, time): row x of the rank starts no sooner, though its window begins before."""
-    earliest, duration = window.earliest, window.model.duration
-    places = [(k, place, row) for k, pair in enumerate(window.model.strands[r]) for place, row in enumerate(range(*pair))]
+    pairs, earliest, duration = window.model.strands[r], window.earliest, window.model.duration
+    places = [(k, place, row) for k, pair in enumerate(pairs) for place, row in enumerate(range(*pair))]
     found = _all_done(places, _ahead(window, r), earliest, duration)
     return [(row, least) for row, least in found if least > earliest[row]]
 

@@ -19,11 +19,11 @@ from verify.search.shave import Shaving
 from verify.search.standing import LEAST, MADE, Standing, ask
 
 BEGIN = 0.4  # the first limit is at such a part of the gap
-DOUBLED = 11  # a limit higher by so small a part of the gap takes twice the work, about
+DOUBLED = 9  # a limit higher by so small a part of the gap takes twice the work, about
 RESERVE = 0.3  # such a part of a turn is kept for a lower limit
 GROWTH = 3  # and so small a part of that for one still lower
 VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
-SIZES = (216, 336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
+SIZES = (336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
 WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 
 

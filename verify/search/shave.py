@@ -53,6 +53,7 @@ class Shaving:
     def __init__(self, standing: Standing, narrowed: Narrowed, limit: int) -> None:
         """`narrowed`: what was shown before. Raises `Infeasible` where no order is within the limit."""
         self.standing, self.narrowed, self.limit = standing, narrowed, limit
+        self.window: Window  # set by what follows
         self.busy = busy_ranks(standing.model)
         self._narrow()
         self.number = {operation: row for row, operation in enumerate(standing.model.operations)}
@@ -121,13 +122,18 @@ class Shaving:
 
     def _narrow(self) -> None:
         """By chains, and by what the busy ranks have to do, in turn."""
+        everything = range(len(self.standing.model))
         for _ in range(ROUNDS):
-            self.window: Window = narrow(self.standing.model, self.limit, narrowed=self.narrowed)
-            starts = [each for r in self.busy for each in later_starts(self.window, r)]
-            ends = [(row, self._tail(row, at)) for r in self.busy for row, at in sooner_starts(self.window, r)]
-            if not starts and not ends:
-                break
-            self.narrowed = Narrowed((*self.narrowed.starts, *starts), (*self.narrowed.ends, *ends))
+            window = self.window = narrow(self.standing.model, self.limit, narrowed=self.narrowed)
+            earliest, latest = list(window.earliest), list(window.latest)
+            for r in self.busy:
+                for row, at in later_starts(window, r):
+                    earliest[row] = at
+                for row, at in sooner_starts(window, r):
+                    latest[row] = at
+            self.narrowed = self._known(everything, earliest, latest)
+            if (earliest, latest) == (window.earliest, window.latest):
+                return
 
     def _solver(self, few: Model, rows: list[int], like: Sequence[int] | None) -> Kept:
         """For the few microbatches, with all that is known of when they start."""
@@ -140,7 +146,7 @@ class Shaving:
             kept.narrow(earliest, latest)
         return kept
 
-    def _known(self, rows: list[int], earliest: list[int], latest: list[int]) -> Narrowed:
+    def _known(self, rows: Sequence[int], earliest: list[int], latest: list[int]) -> Narrowed:
         return Narrowed(
             starts=tuple(enumerate(earliest)),
             ends=tuple((x, self._tail(y, at)) for x, (y, at) in enumerate(zip(rows, latest, strict=True))),
