@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from pipedsl.runtime.chunk import Chunk, Gradients
-from pipedsl.runtime.deferred import run_backward
+from pipedsl.runtime.deferred import is_watched, run_backward
 
 _WRAPPED_BEFORE = "DistributedDataParallel was made, which does not reduce their gradients: wrap the module again"
 
@@ -268,10 +268,16 @@ def held_back(replicated: Sequence[DistributedDataParallel]) -> Iterator[None]:
         yield
 
 
-def _known_to(replicated: DistributedDataParallel) -> int:
-    """How many parameters its reducer was made for."""
+def _knows(replicated: DistributedDataParallel, parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether its reducer was made for all of these parameters.
+
+    It does not say for which it was, but how many, and it holds what accumulates the gradients of each. It waits for
+    those of its own that are missing among these, unless they may be unused; then only who is held tells them apart.
+    """
     known: dict[str, int] = replicated._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    return known["num_parameter_tensors"]
+    if len(parameters) > known["num_parameter_tensors"]:
+        return False
+    return not replicated.find_unused_parameters or all(map(is_watched, parameters))
 
 
 def reduce_gradients(replicated: DistributedDataParallel) -> None:
@@ -284,8 +290,8 @@ def reduce_gradients(replicated: DistributedDataParallel) -> None:
     replicated.require_forward_param_sync = True  # the next forward begins with the first replica's buffers
     named, ignored = replicated.module.named_parameters(), replicated.parameters_to_ignore
     parameters = [q for name, q in named if q.requires_grad and name not in ignored]
-    if len(parameters) > _known_to(replicated):
-        raise ValueError(f"parameters are trained that were frozen when {_WRAPPED_BEFORE}")
+    if not _knows(replicated, parameters):
+        raise ValueError(f"parameters are trained that were frozen, or not there, when {_WRAPPED_BEFORE}")
     if not parameters:
         return  # all are frozen by now
     unused: list[torch.nn.Parameter] = []

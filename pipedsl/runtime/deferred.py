@@ -222,7 +222,7 @@ class _Forward:
 
     def __init__(self, deferral: Deferral, module: Any, rule: Rule) -> None:
         weight, bias = module._parameters["weight"], module._parameters.get("bias")
-        in_place = not any(_is_watched(each) for each in (weight, bias) if each is not None)
+        in_place = not any(is_watched(each) for each in (weight, bias) if each is not None)
         self._deferral, self._module = deferral, module
         self._type, self._weight, self._bias = type(module), weight, bias
         self._trains_bias = bias is not None and bias.requires_grad
@@ -310,7 +310,7 @@ def _can_wait(parameter: Any) -> bool:
     )
 
 
-def _is_watched(parameter: torch.nn.Parameter) -> bool:
+def is_watched(parameter: torch.nn.Parameter) -> bool:
     """Whether somebody holds the node of autograd that accumulates its gradient, as who has hooks there does.
 
     It lives only as long as it is held: a mark on it is gone when it is made anew.

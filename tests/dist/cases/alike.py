@@ -142,9 +142,41 @@ def parameters_frozen_or_trained_since_they_were_replicated(job: Job) -> None:
             theirs.weight.grad = None
             check(stages[own], expected[own])
             continue
-        done = "trained that were frozen" if trained else "frozen that were trained"
+        done = "trained that were frozen, or not there," if trained else "frozen that were trained"
         with pytest.raises(compiled.PipelineError, match=f"parameters are {done} when Distributed"):
             pipe.step(*tokens(replica))
+
+
+@case
+def as_many_parameters_as_were_replicated_but_others(job: Job) -> None:
+    """One is frozen and another one trained, or takes its place: their number says nothing, and DDP neither."""
+    both = mesh()
+    replica, own, group = both.get_local_rank("data"), both.get_local_rank("pipe"), both.get_group("data")
+    for name in BOTH:
+        for exchanged in (False, True):
+            torch.manual_seed(20)
+            stages = mlp(STAGES)
+            linear = next(m for m in stages[own].modules() if isinstance(m, nn.Linear))
+            linear.bias.requires_grad_(exchanged)
+            expected = on_all_data(stages, steps=1)
+            wrapped = DistributedDataParallel(stages[own], process_group=group, find_unused_parameters=True)
+            compiled = job.compiled(f"{name}_2")
+            pipe = compiled.Pipeline(
+                wrapped, functional.cross_entropy, process_group=both.get_group("pipe"), timeout=PATIENCE
+            )
+            for _ in range(2):  # frozen and trained again it is the same one
+                pipe.step(*tokens(replica))
+                check(stages[own], expected[own])
+                stages[own].zero_grad()
+                linear.weight.requires_grad_(False)
+                linear.weight.requires_grad_(True)
+            if exchanged:
+                linear.weight = nn.Parameter(linear.weight.detach().clone())
+            else:
+                linear.weight.requires_grad_(False)
+                linear.bias.requires_grad_(True)
+            with pytest.raises(compiled.PipelineError, match="parameters are trained that were frozen, or not there, "):
+                pipe.step(*tokens(replica))
 
 
 @case
