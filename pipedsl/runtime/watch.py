@@ -401,9 +401,12 @@ class Watch:
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
         silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]
+        names = ", ".join(called(self._wire, rank) for rank in silent)
         head = self._head(failure)
         if failure["why"] == "lost":
             involved.add(int(failure["peer"]))
+            if failure["peer"] < 0 and silent:  # it exchanged something with all, and these may be whom it has lost
+                head += f"; {names} {'does' if len(silent) == 1 else 'do'} not answer"
         if failure["why"] == "waited":
             culprit = _end_of_chain(origin, failure, states)
             involved.add(culprit)
@@ -417,7 +420,6 @@ class Watch:
                 stood = states[rank]
                 lines.append(f"  {called(self._wire, rank)} was at {stood['where']}, for {stood['seconds']} s")
         if silent:
-            names = ", ".join(called(self._wire, rank) for rank in silent)
             lines.append(f"  no answer from {names} (dead, stopped, or not in step())")
             lines += self._failed_alone(store, silent)
         if silent or failure["why"] in ("waited", "parted"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support import compiled
-from tests.support.nccl_like import LAZY, Fabric, run_ranks
+from tests.support.nccl_like import LAZY, Fabric, Released, Wire, run_ranks
 from tests.support.worker import load
 
 
@@ -115,3 +117,28 @@ def test_who_waits_for_a_rank_that_has_left_knows_why(what: str, module: Any) ->
     assert isinstance(first.error, module.PipelineError), first
     assert "no answer from rank 1" in str(first.error)
     assert f"\n  before that rank 1 failed at {doing}: {type(second.error).__name__}: " in str(first.error)
+
+
+@pytest.mark.parametrize(("p", "says"), [(2, "rank 1 does not answer"), (3, "rank 1, rank 2 do not answer")])
+def test_who_does_not_answer_where_all_meet_is_named_at_once(p: int, says: str, tmp_path: Path) -> None:
+    """A connection is lost there to any of them, and the transport does not say to whom."""
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.SPLIT, p=p, m=2))
+
+    class Loses(Wire):
+        def all_reduce(self, tensor: torch.Tensor, *, largest: bool = False) -> None:
+            raise Released("the other end is gone")
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(nn.Linear(2, 2), functional.mse_loss, process_group=wire, timeout=3600)
+        step(pipe)
+        if wire.rank == 0:
+            pipe.clip_grad_norm_(1.0)
+
+    fabric = Fabric(p, LAZY)
+    fabric.wire = partial(Loses, fabric)  # type: ignore[method-assign]
+    first, *others = run_ranks(fabric, body)
+    assert [each.error for each in others] == [None] * (p - 1)
+    head = (
+        f"rank 0 lost its connection to another rank at clipping the gradients: Released: the other end is gone; {says}"
+    )
+    assert str(first.error).splitlines()[0].endswith(head)
