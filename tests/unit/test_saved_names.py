@@ -21,6 +21,22 @@ class Loss(nn.Module):
         self.register_buffer("classes", torch.ones(3))
 
 
+class Counts(nn.Module):
+    """Has one of everything that is saved: a parameter, a buffer, and a state of its own."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), value))
+        self.register_buffer("mean", torch.full((2,), value))
+        self.value = value
+
+    def get_extra_state(self) -> float:
+        return self.value
+
+    def set_extra_state(self, state: float) -> None:
+        self.value = state
+
+
 def two() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
@@ -34,6 +50,9 @@ def test_a_loss_is_saved_with_the_model_that_has_it() -> None:
     optimizer.step()
     state = copy.deepcopy(stage_state([model[1]], [loss], whole, optimizer))
     assert set(state["model"]) == {"model.1.weight", "model.1.bias", "loss.weight", "loss.classes"}
+    assert {"state.model.1.weight.exp_avg", "state.loss.weight.step", "param_groups.loss.weight.lr"} <= state[
+        "optimizer"
+    ].keys()
     other = nn.ModuleDict({"model": two(), "loss": Loss()})
     theirs = torch.optim.AdamW([*other["model"][1].parameters(), *other["loss"].parameters()], lr=0.1)  # type: ignore[index]
     load_stage_state([other["model"][1]], [other["loss"]], other, state, theirs)  # type: ignore[index]
@@ -86,3 +105,81 @@ def test_a_state_may_have_more_than_a_rank_s_part() -> None:
     model, saved = two(), two()
     load_stage_state([model[0]], [], model, {"model": saved.state_dict()}, None)
     assert torch.equal(model[0].weight, saved[0].weight)
+
+
+def of(*prefixes: str) -> set[str]:
+    """What Counts has, under these names."""
+    return {f"{prefix}{name}" for prefix in prefixes for name in ("weight", "mean", "_extra_state")}
+
+
+def test_all_that_a_stage_has_is_saved_by_all_of_its_names() -> None:
+    """As the model's state has them all, and is complete only with them; also where the stage is the whole model."""
+    shared, own, other = Counts(), Counts(), Counts()
+    whole = nn.ModuleDict({"first": shared, "last": nn.Sequential(own, shared), "other": other})
+    assert set(stage_state([whole["last"]], [], whole, None)["model"]) == of("first.", "last.0.", "last.1.")
+    assert set(stage_state([own], [shared], whole, None)["model"]) == of("first.", "last.0.", "last.1.")
+    assert set(stage_state([own], [], own, None)["model"]) == of("")
+    assert set(stage_state([own], [nn.Sequential(shared)], whole, None)["model"]) == of("first.", "last.0.", "last.1.")
+
+
+def test_states_of_their_own_are_taken_over() -> None:
+    saved, model = (nn.ModuleDict({"stage": Counts(x), "loss": Counts(x + 1)}) for x in (1.0, 3.0))
+    state = copy.deepcopy(stage_state([saved["stage"]], [saved["loss"]], saved, None))
+    load_stage_state([model["stage"]], [model["loss"]], model, state, None)
+    assert [each.value for each in model.values()] == [1, 2]
+    for name in ("stage.mean", "loss.weight", "loss._extra_state", "stage._extra_state"):
+        less = {"model": {key: x for key, x in state["model"].items() if key != name}}
+        with pytest.raises(ValueError, match=f"lacks names: '{name}'"):
+            load_stage_state([model["stage"]], [model["loss"]], model, less, None)
+
+
+@pytest.mark.parametrize("which", ["weight", "mean"])
+def test_stages_that_are_in_part_the_model_s_are_refused(which: str) -> None:
+    """As where one parameter has been exchanged since they were cut."""
+    stage, whole = Counts(), Counts()
+    for name in {"weight", "mean"} - {which}:
+        setattr(whole, name, getattr(stage, name))
+    with pytest.raises(ValueError, match="this rank's stages have tensors that are none of the model's"):
+        stage_state([stage], [], whole, None)
+    with pytest.raises(ValueError, match="this rank's stages have tensors that are none of the model's"):
+        load_stage_state([stage], [], whole, {"model": whole.state_dict()}, None)
+
+
+def test_a_loss_of_which_the_model_has_a_part_is_refused() -> None:
+    loss = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    whole = nn.ModuleDict({"model": two(), "loss": loss[0]})
+    with pytest.raises(ValueError, match="the loss_fn has parameters that are none of the model's"):
+        stage_state([], [loss], whole, None)
+
+
+def test_parameters_of_all_groups_are_compared() -> None:
+    model = two()
+    groups = [
+        {"params": list(model.parameters())},
+        {"params": [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]},
+    ]
+    with pytest.raises(ValueError, match="2 of the optimizer's parameters are none of the model's"):
+        stage_state([model[0]], [], model, torch.optim.SGD(groups, lr=0.1))
+
+
+def test_as_many_names_as_fit_in_a_line() -> None:
+    model = two()
+    for count, says in ((3, "'a', 'b', 'c'$"), (4, "'a', 'b', 'c', and 1 more$")):
+        extra = {name: torch.ones(1) for name in "dcba"[-count:]}
+        with pytest.raises(ValueError, match=f"has names that the model has not: {says}"):
+            load_stage_state([], [], model, {"model": {**model.state_dict(), **extra}}, None)
+
+
+def leave_out_the_bias(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    del state[f"{prefix}0.bias"]
+
+
+def test_what_a_model_does_not_save_is_not_asked_for() -> None:
+    """A buffer that is not persistent, and what a hook leaves out."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_buffer("mask", torch.ones(2), persistent=False)
+    model.register_state_dict_post_hook(leave_out_the_bias)
+    state = stage_state([model[0]], [], model, None)
+    assert set(state) == {"model"}
+    assert set(state["model"]) == {"0.weight"}
+    load_stage_state([model[0]], [], model, state, None)
