@@ -36,7 +36,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("thread", [False, True])
-def test_what_is_called_in_a_step_is_refused(thread: bool, module: Any) -> None:
+def test_what_is_called_in_a_step_is_refused(thread: bool, module: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)
     reference = mlp(2)
     held = cut(module, reference)
@@ -67,7 +67,8 @@ def test_what_is_called_in_a_step_is_refused(thread: bool, module: Any) -> None:
         pipe.step(*data(module))
         pipe.clip_grad_norm_(1e9)
 
-    results(pipelines(module, held, body, loss_fn=loss_fn))
+    results(pipelines(module, held, body, loss_fn=loss_fn, post_mortem=tmp_path / "states"))
+    assert not (tmp_path / "states").exists(), "nothing has failed, as a rank's state would say"
     assert set(said) == set(WAYS)
     for name, text in said.items():
         assert text.startswith(f"{name}() was called while this rank's pipeline was not done with an earlier call")
