@@ -9,12 +9,14 @@ from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipedsl.runtime import options as options_module
 from pipedsl.runtime.options import understand
 from tests.support import compiled
 from tests.support.nccl_like import LAZY, Fabric, Wire, run_ranks
@@ -64,6 +66,48 @@ def test_cuda_alone_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert understand(nn.Identity(), 1.0, "cuda", None, None).device == torch.device("cuda", 1)
     assert understand(nn.Identity(), 1.0, "cuda:0", None, None).device == torch.device("cuda", 0)
+
+
+def test_devices_by_number_and_those_that_nobody_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    first = understand(nn.Identity(), 1.0, 0, None, None)  # which torch makes nothing of where it finds no GPU
+    assert first.device == torch.device("cuda", 0) or isinstance(first.error, RuntimeError)
+    assert understand(nn.Identity(), 1.0, "cpu", None, None).device == torch.device("cpu")
+    last, beyond = (understand(nn.Identity(), 1.0, f"cuda:{index}", None, None) for index in (1, 2))
+    assert (last.device, last.problem) == (torch.device("cuda", 1), "")
+    assert (beyond.device, beyond.problem) == (
+        torch.device("cpu"),
+        "the device is to be cuda:2, but torch finds 2 CUDA devices here, from 0 on",
+    )
+    chosen, group, stage = Mock(return_value=torch.device("meta")), Mock(), nn.Identity()
+    monkeypatch.setattr(options_module, "choose_device", chosen)
+    assert understand(stage, 1.0, None, None, group).device == torch.device("meta")
+    chosen.assert_called_once_with([stage], group)
+
+
+def test_the_device_is_the_current_one_from_then_on(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what is made without a device is to be there."""
+    made_current = Mock(side_effect=OSError("a fault made on purpose"))  # for lack of a real one nothing could follow
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", made_current)
+
+    def make(wire: Any) -> None:
+        module.Pipeline(nn.Identity(), process_group=wire, timeout=LONG, device=f"cuda:{wire.rank}")
+
+    for rank in run_ranks(Fabric(2, LAZY), make):
+        assert "OSError: a fault made on purpose" in str(rank.error)
+    assert made_current.call_args.args[0].type == "cuda"
+
+
+def test_ranks_on_devices_of_two_kinds_are_refused(module: Any) -> None:
+    def make(wire: Any) -> None:
+        stage = nn.Linear(2, 2, device="meta" if wire.rank else "cpu")
+        module.Pipeline(stage, process_group=wire, timeout=LONG)
+
+    says = ("rank 1 works on meta, rank 0 on cpu", "rank 0 works on cpu, rank 1 on meta")  # as who is first has it
+    for rank in run_ranks(Fabric(2, LAZY), make):
+        assert str(rank.error).endswith(tuple(f" cannot start: {each}" for each in says))
 
 
 @pytest.mark.parametrize("victim", [0, 1])
