@@ -89,3 +89,18 @@ def test_a_call_in_a_step_that_is_let_through_ends_it_on_all_ranks(module: Any, 
     for message in errors(pipelines(module, held, body, loss_fn=lambda y, targets: pipes[1].step(*data(module)))):
         assert "rank 1 failed at F of stage 1, microbatch 0" in message
         assert "RuntimeError: step() was called while this rank's pipeline was not done" in message
+
+
+def test_a_call_that_has_failed_is_over(module: Any) -> None:
+    held = cut(module, mlp(2))
+
+    def body(pipe: Any, rank: int) -> None:
+        foreign = nn.Linear(1, 1)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="none of the model's"):
+                pipe.state_dict(foreign)
+            with pytest.raises(ValueError, match="none of the model's"):
+                pipe.load_state_dict(foreign, {"model": foreign.state_dict()})
+        pipe.step(*data(module))
+
+    results(pipelines(module, held, body))
