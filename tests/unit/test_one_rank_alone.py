@@ -142,3 +142,29 @@ def test_who_does_not_answer_where_all_meet_is_named_at_once(p: int, says: str, 
         f"rank 0 lost its connection to another rank at clipping the gradients: Released: the other end is gone; {says}"
     )
     assert str(first.error).splitlines()[0].endswith(head)
+
+
+def test_who_is_named_already_is_not_named_twice(module: Any) -> None:
+    class Loses(Wire):
+        def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+            if second_step:
+                raise Released("the other end is gone")
+            return super().isend(tensor, peer, tag)
+
+    second_step: list[bool] = []
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(nn.Linear(2, 2), functional.mse_loss, process_group=wire, timeout=3600)
+        step(pipe)
+        if wire.rank == 0:
+            second_step.append(True)
+            step(pipe)
+
+    fabric = Fabric(2, LAZY)
+    fabric.wire = partial(Loses, fabric)  # type: ignore[method-assign]
+    first, second = run_ranks(fabric, body)
+    assert second.error is None
+    head, *rest = str(first.error).splitlines()
+    assert "rank 0 lost its connection to rank 1 at isend " in head
+    assert head.endswith(": Released: the other end is gone")
+    assert any("no answer from rank 1" in line for line in rest)

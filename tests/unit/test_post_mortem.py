@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,9 +25,11 @@ from torch.nn import functional
 from pipedsl.cli.main import cli
 from pipedsl.post_mortem import ends_of_waiting
 from pipedsl.runtime.files import write_whole
+from pipedsl.runtime.post_mortem import PostMortem, post_mortem_folder
 from tests.support import compiled
 from tests.support.launch import ROOT
 from tests.support.nccl_like import Fabric, run_ranks
+from tests.support.on_threads import refused
 from tests.support.worker import load, mlp
 
 RANKS, M = 2, 2
@@ -66,12 +71,52 @@ def test_the_files_of_all_ranks(pipeline: Any, tmp_path: Path, monkeypatch: pyte
     assert [(each["rank"], each["error"]) for each in left] == list(enumerate(said))
     assert left[0]["run"] == left[1]["run"]
     assert left[0]["calls"][-1]["call"] == left[0]["at"]["call"] == "F of stage 0, microbatch 0 (test.sched:4)"
+    assert left[0]["at"]["line"] == 4
+    assert [list(each["answers"]) for each in left] == [["1"], ["0"]]
     assert left[0]["calls"][-2]["call"].startswith("opening the channel ")
     failures(pipeline, post_mortem="")
     assert not (tmp_path / "other").exists()
     failures(pipeline)
     failures(pipeline)
     assert len(list((tmp_path / "other").iterdir())) == 2 * RANKS, "nothing is overwritten"
+
+
+def test_where_state_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere, unless something is named; where that was when the pipeline was made, though the job goes elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIPEDSL_POST_MORTEM", raising=False)
+    assert post_mortem_folder(None) == ""
+    monkeypatch.setenv("PIPEDSL_POST_MORTEM", "there")
+    assert post_mortem_folder("") == ""
+    ways: tuple[Any, ...] = (None, "there", b"there", Path("there"))
+    for each in ways:
+        assert post_mortem_folder(each) == str(tmp_path / "there")
+    wrong: Any = 5
+    with pytest.raises(TypeError, match="post_mortem must be a folder's path, not a int"):
+        post_mortem_folder(wrong)
+
+
+def test_runs_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the first rank that comes is all ranks'."""
+    monkeypatch.setattr(time, "gmtime", lambda: time.struct_time((2001, 2, 3, 4, 5, 6, 5, 34, 0)))
+    plan: Any = SimpleNamespace(source="", title="the test")
+    names = []
+    for _ in range(2):
+        store = dist.HashStore()
+        first, second = (PostMortem(str(tmp_path), plan, rank, store)._run for rank in (0, 1))
+        assert first == second
+        assert first.startswith("20010203T040506Z-")
+        names.append(first)
+    assert names[0] != names[1]
+
+
+def test_stages_of_copies_are_called_by_their_names(tmp_path: Path) -> None:
+    def spoil(held: Any) -> None:
+        torch.nn.init.ones_(next(held[0][0].parameters()))
+
+    refused(tmp_path, spoil, post_mortem=tmp_path / "states")
+    left = [json.loads(path.read_text()) for path in sorted((tmp_path / "states").iterdir())]
+    assert [each["stages"] for each in left] == [["0/down", "1/up"], ["1/down", "0/up"]]
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(
@@ -129,6 +174,7 @@ def test_what_fails_outside_of_a_step_leaves_a_file_too(pipeline: Any, tmp_path:
     assert [rank.error for rank in ranks] == [None, None]
     (state,) = [json.loads(path.read_text()) for path in (tmp_path / "later").iterdir()]
     assert (state["rank"], state["step"], state["at"]["call"]) == (1, 1, "taking over a saved state")
+    assert state["at"]["line"] is None, "it is none of the schedule's calls"
     assert state["error"].startswith(
         "pipeline split(p=2, m=2): rank 1 failed at taking over a saved state: ValueError: the state has"
     )
