@@ -45,9 +45,8 @@ MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow 
 PACE = 2.0  # units of work in a second, about; shares are of what the clock leaves, too
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
-LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
-REFUTING = 0.75  # a turn of refuting limits may take such a part of the work that is left
-SLOWER = 1.5  # a unit of work may take so many times as long there as elsewhere
+LOOSENED = 10  # a turn of leaving stretches open may take so small a part of the work that is left
+REFUTED = 2  # and one of refuting limits
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
 PERIOD = 4  # work for periods of so many microbatches, at most
@@ -181,12 +180,8 @@ class _Search:
         return self.seed + len(self.log)
 
     @property
-    def left_by_work(self) -> float:
-        return self.budget.work - self.work
-
-    @property
     def left(self) -> float:
-        return max(0.0, min(self.left_by_work, PACE * (self.stop - monotonic())))
+        return max(0.0, min(self.budget.work - self.work, PACE * (self.stop - monotonic())))
 
     def take(self, rows: list[list[int]], by: str) -> None:
         """Keep orders that are better than what there is. What does not hold water is dropped."""
@@ -355,7 +350,7 @@ def _rounds(search: _Search) -> None:
         if parts and len(search.model) > FEW and not search.done:
             loosen(search, search.left / LOOSENED)
         if search.shown is not None and not search.done:
-            refute(search, search.shown, search.work + min(REFUTING * search.left_by_work, search.left / SLOWER))
+            refute(search, search.shown, search.work + search.left / REFUTED)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:
