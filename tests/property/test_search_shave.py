@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from every_order import all_there_are, holds_for, latest_starts
-from problems import uneven
+from problems import EQUAL, uneven, vee
 
 from pipedsl.program import Costs, Kind
 from verify.search import (
@@ -281,6 +281,7 @@ def test_only_where_it_holds() -> None:
     assert not can_shave(model_of(good.with_objective(Objective.SPAN)))
     instant = make_problem(placement=range(2), microbatches=4, costs=uniform_costs(2, 1, 1, 0), cap=2)
     assert not can_shave(model_of(instant))
+    assert not can_shave(model_of(vee(2, 4, EQUAL, 2)))
     one = tuple((tuple(sorted(op for strand in rank for op in strand)),) for rank in good.strands)
     assert not can_shave(model_of(make_problem(placement=range(2), microbatches=4, costs=costs, cap=2, strands=one)))
 
