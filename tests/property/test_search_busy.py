@@ -6,29 +6,18 @@ Held against every order of small problems, and against the same figures from al
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 
 import pytest
-from brute import interleavings
+from every_order import all_there_are, latest_starts
 from problems import uneven
 
 from pipedsl.program import Costs
-from verify.search import Budget, Problem, make_problem, model_of, solve
+from verify.search import Budget, make_problem, model_of, solve
 from verify.search.busy import busy_ranks, later_starts, sooner_starts
-from verify.search.model import Run, fits, run
-from verify.search.press import press
 from verify.search.windows import Window, narrow
 
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
-
-
-def all_there_are(problem: Problem) -> list[Run]:
-    model = model_of(problem)
-    return [
-        ran
-        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
-        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
-    ]
 
 
 @pytest.mark.parametrize(
@@ -42,12 +31,10 @@ def test_no_order_within_the_limit_is_outside(seed: int, p: int, m: int) -> None
     for limit in (least, least + 3, least + 11):
         window = narrow(model, limit)
         within = [ran for ran in runs if ran.value <= limit]
-        lates = [press(model, ran.start, ran.start, [limit - time for time in model.duration], False) for ran in within]
+        lates = [latest_starts(model, ran, limit) for ran in within]
         for r in range(p):
             assert all(ran.start[row] >= time for row, time in later_starts(window, r) for ran in within)
-            assert all(
-                late is not None and late[row] <= time for row, time in sooner_starts(window, r) for late in lates
-            )
+            assert all(late[row] <= time for row, time in sooner_starts(window, r) for late in lates)
 
 
 def closure(window: Window, r: int) -> set[tuple[int, int]]:

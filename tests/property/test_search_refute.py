@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from every_order import all_there_are, holds_for
 from problems import EQUAL, linear, uneven
 
 from pipedsl.program import Costs
@@ -14,8 +15,8 @@ from verify.search import Budget, lower_bound, make_problem, model_of, refute, s
 from verify.search.engines import MOST_OPERATIONS
 from verify.search.exact import Decision
 from verify.search.model import Model
-from verify.search.narrowed import Narrowed
-from verify.search.problem import Problem
+from verify.search.narrowed import NOTHING, Narrowed
+from verify.search.problem import Infeasible, Problem
 from verify.search.refute import _sweeps, _Turn
 from verify.search.shave import Shaving
 from verify.search.solve import PACE, _Search
@@ -116,6 +117,70 @@ def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch:
         search.low = min(search.low, limit)
         refute._Refutation(search, _Turn(search, search.work + 0.01), {least: high, least - 1: low}, limit).holds()
         assert made[0] == (expected, limit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_shown_of_a_limit_holds_for_every_order_within_it(seed: int) -> None:
+    """Also where the limit was lowered since, and what is shown of the lower one says more."""
+    problem = uneven(seed, 2, 3, TIMES)
+    model, runs = model_of(problem), all_there_are(problem)
+    least = min(ran.value for ran in runs)
+    search = _Search(problem, Budget(40), 0, None, None, None, None)
+    search.rows, search.value = [[], []], max(ran.value for ran in runs) + 1  # as if no good order were found
+    shown: dict[int, Narrowed] = {}
+    for work in (0.01, 0.1, 0.5):
+        refute.refute(search, shown, search.work + work)
+        assert search.low <= least
+    assert len(shown) > 1
+    for limit, narrowed in shown.items():
+        assert all(holds_for(model, ran, narrowed, limit) for ran in runs if ran.value <= limit)
+
+
+def test_the_whole_refutes_its_own_limit_and_no_more() -> None:
+    """What is found at a limit is taken, and what is not decided says nothing."""
+    refuted = 0
+    for seed in range(8):
+        search, least = settled(uneven(seed, 3, 4, TIMES))
+        low = search.low
+        search.rows, search.value = None, search.model.horizon + 1
+        for limit, work in ((least - 1, 0), (least, 20)):
+            refute._Refutation(search, _Turn(search, 20), {}, limit)._ask_all(NOTHING, work)
+            assert search.low == low
+            assert (search.value == least) == (work > 0)
+        for limit in range(low, least):
+            with pytest.raises(Infeasible):
+                refute._Refutation(search, _Turn(search, 20), {}, limit)._ask_all(NOTHING, 20)
+            assert search.low == limit + 1
+            refuted += 1
+    assert refuted
+
+
+def test_a_goal_that_is_refuted_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no higher limit is asked about."""
+    limits: list[int] = []
+
+    class Noticed(Shaving):
+        def __init__(self, standing: _Search, narrowed: Narrowed, limit: int) -> None:
+            limits.append(limit)
+            super().__init__(standing, narrowed, limit)
+
+    monkeypatch.setattr(refute, "Shaving", Noticed)
+    refuted = 0
+    for seed in range(8):
+        search, least = settled(uneven(seed, 3, 4, TIMES))
+        if search.low < least:
+            limits.clear()
+            search.goal, search.value = search.low, least + 30
+            refute.refute(search, {}, 20)
+            assert set(limits) == {search.goal}
+            refuted += search.low > search.goal
+    assert refuted
+
+
+def test_a_clock_that_runs_out_at_once_ends_a_turn() -> None:
+    search, _ = settled(uneven(3, 3, 4, TIMES))
+    search.stop = 0.0
+    assert not _Turn(search, search.work + 1).more()
 
 
 def test_more_and_more_microbatches_a_question() -> None:

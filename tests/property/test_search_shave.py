@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 import pytest
-from brute import interleavings
-from problems import uneven
+from every_order import all_there_are, holds_for, latest_starts
+from problems import EQUAL, uneven, vee
 
 from pipedsl.program import Costs, Kind
 from verify.search import (
@@ -30,9 +30,8 @@ from verify.search import (
 from verify.search.cpsat import decide
 from verify.search.engines import Engine
 from verify.search.exact import Answer, Decision
-from verify.search.model import Model, Run, fits, run
+from verify.search.model import Model, Run, run
 from verify.search.narrowed import Narrowed
-from verify.search.press import press
 from verify.search.problem import Infeasible
 from verify.search.refute import BEGIN, refute
 from verify.search.shave import PART, Shaving, can_shave, shaved_rows
@@ -60,27 +59,11 @@ def shave_with(shaving: Shaving, few: int, work: float = 30) -> None:
         shaving.sweep(few, early, lambda: shaving.standing.work < stop)
 
 
-def all_there_are(problem: Problem) -> list[Run]:
-    model = model_of(problem)
-    return [
-        ran
-        for orders in product(*(interleavings(strands, 2) for strands in problem.strands))
-        if fits(model, rows := model.rows(orders)) and (ran := run(model, rows)) is not None
-    ]
-
-
 def inside(model: Model, found: Run, shaving: Shaving | None) -> bool:
     """Whether an order within the limit is as what was shown of those says, also with everything as late as may be."""
     if shaving is None:
         return False
-    shown = shaving.narrowed
-    late = press(model, found.start, found.start, [shaving.limit - time for time in model.duration], False)
-    assert late is not None
-    return (
-        all(found.start[row] >= time for row, time in shown.starts)
-        and all(late[row] + model.duration[row] + time <= shaving.limit for row, time in shown.ends)
-        and shaving.low <= found.value
-    )
+    return holds_for(model, found, shaving.narrowed, shaving.limit) and shaving.low <= found.value
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -180,8 +163,7 @@ def test_questions_about_all_microbatches_leave_no_more_than_there_is(seed: int)
     runs = all_there_are(problem)
     limit = min(ran.value for ran in runs) + 2
     within = [ran for ran in runs if ran.value <= limit]
-    latest = [limit - time for time in model.duration]
-    lates = [late for ran in within if (late := press(model, ran.start, ran.start, latest, False)) is not None]
+    lates = [latest_starts(model, ran, limit) for ran in within]
     shaving = shaved(problem, limit, 3)
     assert shaving is not None
     for row in (row for rows in shaving.shaved for row in rows):
@@ -299,6 +281,7 @@ def test_only_where_it_holds() -> None:
     assert not can_shave(model_of(good.with_objective(Objective.SPAN)))
     instant = make_problem(placement=range(2), microbatches=4, costs=uniform_costs(2, 1, 1, 0), cap=2)
     assert not can_shave(model_of(instant))
+    assert not can_shave(model_of(vee(2, 4, EQUAL, 2)))
     one = tuple((tuple(sorted(op for strand in rank for op in strand)),) for rank in good.strands)
     assert not can_shave(model_of(make_problem(placement=range(2), microbatches=4, costs=costs, cap=2, strands=one)))
 

@@ -32,7 +32,7 @@ class _Turn:
 
     def __init__(self, standing: Standing, stop: float) -> None:
         self.standing, self.stop = standing, stop
-        self.work, self.left = stop - standing.work, standing.left
+        self.work, self.left = stop - standing.work, max(LEAST, standing.left)  # the clock may run out at any time
 
     @property
     def rest(self) -> float:
@@ -55,12 +55,12 @@ def refute(standing: Standing, shown: dict[int, Narrowed], stop: float) -> None:
     turn = _Turn(standing, stop)
     gap = standing.value - standing.low
     limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * BEGIN))
-    limit = min(limit, standing.value - 1)
-    while standing.rows is not None and standing.low <= limit < standing.value and turn.more():
+    while standing.rows is not None and not standing.done and turn.more():
+        limit = min(limit, standing.value - 1 if standing.goal is None else standing.goal)
         rest, value = turn.rest, standing.value
         if _Refutation(standing, turn, shown, limit).holds():
             more = log2(max(2.0, turn.rest / max(rest - turn.rest, LEAST)))
-            limit = min(standing.value - 1, standing.low + max(1, int(gap * more / DOUBLED)))
+            limit = standing.low + max(1, int(gap * more / DOUBLED))
         elif standing.value < value:
             limit = (standing.low + standing.value) // 2
         else:
