@@ -106,7 +106,7 @@ class _Refutation:
             if self.limit == standing.low:
                 return
             reserve = min(reserve, turn.rest) / GROWTH
-            # Half of what is left open: an order below `low` would have come to light already.
+            # Halfway to `low`, which is as high as the narrowest of all windows has come.
             self.limit = (standing.low + self.limit) // 2
             shaving.lower(self.limit)
 
