@@ -113,6 +113,7 @@ def test_who_stands_still_knows_why_before_its_connection_is_lost(tmp_path: Path
 def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
     module = load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
     told = threading.Event()
+    made = threading.Barrier(3)  # what fails before a pipeline is made is no news to it
 
     def before(here: int) -> None:
         if here == 3:
@@ -122,6 +123,8 @@ def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
     def body(wire: Part) -> None:
         here = wire.ranks[wire.rank]
         try:
+            if here == 1:
+                made.wait(PATIENCE)
             pipe = module.Pipeline(
                 Stage(lambda: before(here)),
                 functional.mse_loss,
@@ -129,6 +132,8 @@ def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
                 device="nonsense" if here == 1 else "cpu",
                 timeout=4 * PATIENCE,
             )
+            if here > 1:
+                made.wait(PATIENCE)
             pipe.step(torch.ones(4, 2), torch.ones(4, 2))
         finally:
             if here == 1:
