@@ -14,7 +14,7 @@ bound:
   runs before and after. A limit that is refuted raises the bound.
 - `refute`: of more operations, a limit for which there should be work enough, and is lowered where there is not.
   `shave` cuts the windows under it by questions about few microbatches, each solver `kept` for many; where one is used
-  up, the limit is refuted.
+  up, the limit is refuted. `busy` narrows them by what a rank has to run before and after.
 - `loosen`: a stretch of the best orders is left open, all else kept in order, and a solver makes it shorter.
 
 Every answer is judged anew, by the simulator, before it is returned. z3 is loaded when bounds and heuristics do not
