@@ -130,7 +130,7 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, narrowed: N
         for x, _ in items:
             after[x].append(row)
     head, tail, order = [0] * count, list(model.closing), [row for row in range(count) if not waits[row]]
-    duration = model.duration
+    end, duration = [0] * count, model.duration
     for row in order:
         for y in after[row]:
             waits[y] -= 1
@@ -143,7 +143,11 @@ def chains(model: Model, extra: list[tuple[int, int]] | None = None, narrowed: N
     for row, time in narrowed.starts:
         head[row] = max(head[row], time)
     for row in order:
-        head[row] = max(head[row], max((head[x] + duration[x] + gap for x, gap in before[row]), default=0))
+        at = head[row]
+        for x, gap in before[row]:
+            if end[x] + gap > at:
+                at = end[x] + gap
+        head[row], end[row] = at, at + duration[row]
     for row, length in narrowed.ends:
         tail[row] = max(tail[row], length)
     for row in reversed(order):

@@ -68,7 +68,7 @@ def decide(
     formula = Formula(model, window, loads)
     solver = new_solver(seed, formula.sums)
     context = solver.ctx
-    unit = units(len(model), formula.sums)
+    unit = units(sum(formula.open), formula.sums)
     stop = stop_after(seconds)
     solver.from_string(formula.assertions())
     if like is not None:

@@ -29,7 +29,13 @@ class Formula:
     def __init__(self, model: Model, window: Window, loads: bool = True) -> None:
         self.model, self.window = model, window
         self.names = [f"{op.kind.name}.{op.stage}.{op.microbatch}" for op in model.operations]
-        self.declared: list[str] = [f"(declare-const {name} Int)" for name in self.names]
+        # A start that is known is a number.
+        known = [first if first == last else None for first, last in zip(window.earliest, window.latest, strict=True)]
+        self.starts = [name if at is None else str(at) for name, at in zip(self.names, known, strict=True)]
+        self.open = [at is None for at in known]
+        self.declared: list[str] = [
+            f"(declare-const {name} Int)" for name, is_open in zip(self.names, self.open, strict=True) if is_open
+        ]
         self.lines: list[str] = []
         self.sums = False
         self.lazy: list[int] = []
@@ -70,12 +76,14 @@ class Formula:
         return f"(not {self._truths[y, x]})" if found is None else found
 
     def _times(self) -> None:
-        names, window, duration = self.names, self.window, self.model.duration
+        names, window, duration = self.starts, self.window, self.model.duration
         for row, name in enumerate(names):
-            self.lines.append(f"(assert (<= {window.earliest[row]} {name} {window.latest[row]}))")
+            if self.open[row]:
+                self.lines.append(f"(assert (<= {window.earliest[row]} {name} {window.latest[row]}))")
         for y, items in enumerate(window.before):
             for x, gap in items:
-                self.lines.append(f"(assert {self._apart(x, y, duration[x] + gap)})")
+                if window.latest[x] + duration[x] + gap > window.earliest[y]:
+                    self.lines.append(f"(assert {self._apart(x, y, duration[x] + gap)})")
         for r in window.spans:
             self.declared.append(f"(declare-const begin.{r} Int)")
             for row in (row for pair in self.model.strands[r] for row in range(*pair)):
@@ -85,11 +93,11 @@ class Formula:
                 )
 
     def _apart(self, x: int, y: int, gap: int) -> str:
-        return f"(>= (- {self.names[y]} {self.names[x]}) {gap})"
+        return f"(>= (- {self.starts[y]} {self.starts[x]}) {gap})"
 
     def _prompt(self, prompt: Prompt) -> str:
         """Why a row starts when it does."""
-        name, duration = self.names[prompt.row], self.model.duration
+        name, duration = self.starts[prompt.row], self.model.duration
         reasons = [f"(<= {name} 0)"]
         if prompt.upstream >= 0:
             reasons.append(self._no_later(prompt.row, prompt.upstream, duration[prompt.upstream] + prompt.lag))
@@ -100,13 +108,13 @@ class Formula:
         return f"(assert (or false {' '.join(reasons)}))"
 
     def _no_later(self, y: int, x: int, gap: int) -> str:
-        return f"(<= (- {self.names[y]} {self.names[x]}) {gap})"
+        return f"(<= (- {self.starts[y]} {self.starts[x]}) {gap})"
 
     def _staircase(self, one: tuple[int, int], other: tuple[int, int]) -> None:
-        duration, truths = self.model.duration, self._truths
+        model, duration, truths = self.model, self.model.duration, self._truths
         for x in range(*one):
-            for y in range(*other):
-                if isinstance(self.literal_or_open(x, y), bool):
+            for y in self.window.undecided(x, other):
+                if model.local[x] == y or model.local[y] == x:
                     continue
                 name = f"{self.names[x]}<{self.names[y]}"
                 truths[x, y] = name
@@ -114,20 +122,13 @@ class Formula:
                 self.lines.append(f"(assert (or (not {name}) {self._apart(x, y, duration[x])}))")
                 self.lines.append(f"(assert (or {name} {self._apart(y, x, duration[y])}))")
         for x in range(*one):
-            for y in range(*other):
+            for y in self.window.undecided(x, other):
                 if (x, y) not in truths:
                     continue
                 for left, right, inside in ((x - 1, y, x > one[0]), (x, y + 1, y + 1 < other[1])):
                     implied = truths.get((left, right)) if inside else None
                     if implied is not None:
                         self.lines.append(f"(assert (or (not {truths[x, y]}) {implied}))")
-
-    def literal_or_open(self, x: int, y: int) -> bool | None:
-        """What is known of x before y without a truth value."""
-        model = self.model
-        if model.local[x] == y or model.local[y] == x:
-            return model.local[y] == x
-        return self.window.known(x, y)
 
     def _memory(self, r: int, room: int, ordered: bool) -> None:
         model = self.model

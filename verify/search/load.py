@@ -85,12 +85,13 @@ class _Rank:
     def _counts(self, pair: tuple[int, int], x: int, first: bool) -> list[tuple[int, str]]:
         """Numbers of a strand that may or may not be before (after) x, with the literal that denies it."""
         found = []
-        for n in range(1, pair[1] - pair[0] + 1):
-            literal = self.before(pair[0] + n - 1, x) if first else self.before(x, pair[1] - n)
+        rows = self.window.undecided(x, pair)
+        for y in rows if first else reversed(rows):
+            literal = self.before(y, x) if first else self.before(x, y)
             if literal is False:
                 break
             if literal is not True:
-                found.append((n, negated(literal)))
+                found.append((y - pair[0] + 1 if first else pair[1] - y, negated(literal)))
         return found
 
 

@@ -16,7 +16,7 @@ from verify.search.exact import Answer
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.shave import Shaving
-from verify.search.standing import LEAST, MADE, Standing, ask
+from verify.search.standing import LEAST, MADE, Standing, Turn, ask
 
 BEGIN = 0.4  # the first limit is at such a part of the gap
 DOUBLED = 9  # a limit higher by so small a part of the gap takes twice the work, about
@@ -27,32 +27,12 @@ SIZES = (336, 432)  # operations in a question, about; the larger, the more is r
 WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 
 
-class _Turn:
-    """Up to `stop`, by work, or what the clock leaves."""
-
-    def __init__(self, standing: Standing, stop: float) -> None:
-        self.standing, self.stop = standing, stop
-        self.work, self.left = stop - standing.work, max(LEAST, standing.left)  # the clock may run out at any time
-
-    @property
-    def rest(self) -> float:
-        """The part of it that is left."""
-        standing = self.standing
-        return max(0.0, min((self.stop - standing.work) / self.work, standing.left / self.left))
-
-    def more(self, reserve: float = 0.0) -> bool:
-        """Whether more than such a part is."""
-        return self.rest > reserve and self.standing.left >= LEAST
-
-
-def refute(standing: Standing, shown: dict[int, Narrowed], stop: float) -> None:
-    """Refute limits up to `stop`, by work: a low one first, or one that was left open; then as high as is hoped.
+def refute(standing: Standing, shown: dict[int, Narrowed], part: float) -> None:
+    """Refute limits for such a part of what is left: a low one first, or one left open; then as high as is hoped.
 
     `shown`: what is known of orders within a limit, which grows. Only where `can_shave`.
     """
-    if standing.work >= stop or standing.left < LEAST:
-        return
-    turn = _Turn(standing, stop)
+    turn = Turn(standing, part)
     gap = standing.value - standing.low
     limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * BEGIN))
     while standing.rows is not None and not standing.done and turn.more():
@@ -70,7 +50,7 @@ def refute(standing: Standing, shown: dict[int, Narrowed], stop: float) -> None:
 class _Refutation:
     """Of a limit, which is lowered to where what is left of the turn should do, as far as can be told."""
 
-    def __init__(self, standing: Standing, turn: _Turn, shown: dict[int, Narrowed], limit: int) -> None:
+    def __init__(self, standing: Standing, turn: Turn, shown: dict[int, Narrowed], limit: int) -> None:
         self.standing, self.turn, self.shown, self.limit = standing, turn, shown, limit
 
     def holds(self) -> bool:

@@ -45,8 +45,8 @@ MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow 
 PACE = 2.0  # units of work in a second, about; shares are of what the clock leaves, too
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
-LOOSENED = 5  # a turn of leaving stretches open may take so small a part of the work that is left
-REFUTED = 1.5  # and one of refuting limits, the work that is left divided by this
+LOOSENED = 0.3  # of what is left goes to a turn of leaving stretches open, at most
+REFUTED = 0.5  # and of the rest to one of refuting limits
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
 PERIOD = 4  # work for periods of so many microbatches, at most
@@ -348,9 +348,9 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if parts and len(search.model) > FEW and not search.done:
-            loosen(search, search.left / LOOSENED)
+            loosen(search, LOOSENED)
         if search.shown is not None and not search.done:
-            refute(search, search.shown, search.work + search.left / REFUTED)
+            refute(search, search.shown, REFUTED)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:

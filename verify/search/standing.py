@@ -44,6 +44,23 @@ class Standing(Protocol):
     def raise_bound(self, low: int, by: str) -> None: ...
 
 
+class Turn:
+    """Such a part of the work that is left, or of what the clock leaves."""
+
+    def __init__(self, standing: Standing, part: float) -> None:
+        self.standing, self.part = standing, part
+        self.left = max(LEAST, standing.left)  # the clock may run out at any time
+
+    @property
+    def rest(self) -> float:
+        """What is left of it: 1 at first, 0 in the end."""
+        return max(0.0, 1 - (1 - self.standing.left / self.left) / self.part)
+
+    def more(self, reserve: float = 0.0) -> bool:
+        """Whether more than that is left."""
+        return self.rest > reserve and self.standing.left >= LEAST
+
+
 def ask(
     standing: Standing,
     model: Model,
@@ -80,4 +97,4 @@ def ask(
     return found
 
 
-__all__ = ["LEAST", "MADE", "Standing", "ask"]
+__all__ = ["LEAST", "MADE", "Standing", "Turn", "ask"]

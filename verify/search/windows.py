@@ -6,8 +6,10 @@ more. Repeated until nothing changes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from verify.search.bounds import chains, first_start, memory_edges, own_tails
@@ -29,6 +31,16 @@ class Window:
     before: list[list[tuple[int, int]]]
     limit: int = 0
     spans: tuple[int, ...] = ()
+
+    @cached_property
+    def soonest(self) -> list[int]:
+        """The earliest end of every row."""
+        return [at + time for at, time in zip(self.earliest, self.model.duration, strict=True)]
+
+    def undecided(self, x: int, pair: tuple[int, int]) -> range:
+        """The rows of another strand of its rank that may be before x as well as after it."""
+        first = bisect_left(self.latest, self.soonest[x], *pair)
+        return range(first, bisect_right(self.soonest, self.latest[x], first, pair[1]))
 
     def known(self, x: int, y: int) -> bool | None:
         """Whether x ends before y starts, of two strands of a rank; None where both may be."""
@@ -84,6 +96,10 @@ def narrow(
             break
         edges += new
         known.update(new)
+    for row in narrowed.early:
+        latest[row] = earliest[row]
+    for row in narrowed.late:
+        earliest[row] = latest[row]
     return Window(model, earliest, latest, found.before, limit, tuple(spans))
 
 
