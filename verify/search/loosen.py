@@ -6,11 +6,13 @@ by stretch over the whole, until no more is won. (Large neighbourhood search; Sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from random import Random
 
-from verify.search.exact import Answer, Decision
+from verify.search.exact import Decision
 from verify.search.model import Model, fits, run
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Objective
@@ -20,6 +22,8 @@ OPEN = (100, 130, 170, 230, 300)  # operations in a stretch, about: the more, th
 QUESTION = 1.0  # work for one question
 ASKED = 40_000  # operations of which the windows and the text of the open ones take as long as one unit of work
 SEEDS = 1 << 20
+WALKS = 2  # from the same orders
+WALK = 0.4  # of the turn for each
 VAIN = 10  # times over everything in which nothing was won, before it ends
 
 
@@ -33,59 +37,71 @@ class _Stretch:
 
 
 def loosen(standing: Standing, part: float) -> None:
-    """Take better orders, with such a part of what is left at most."""
-    rows = standing.rows
-    if rows is None:
+    """Take better orders, with such a part of what is left at most.
+
+    What comes of it depends on chance, so more than one walk begins at the same orders; then the best go on.
+    """
+    begin = standing.rows
+    if begin is None:
         return
     turn = Turn(standing, part)
     draw = Random(standing.next_seed)
-    vain = 0
+    for k in range(WALKS):
+        _walk(standing, partial(turn.more, 1 - (k + 1) * WALK), begin, draw)
+    _walk(standing, turn.more, standing.rows or begin, draw)
+
+
+def _walk(standing: Standing, more: Callable[[], bool], rows: list[list[int]], draw: Random) -> None:
+    """From orders to better ones, or others as good, as long as there is `more` work for it."""
+    value, vain = _value(standing.model, rows), 0
     while vain < VAIN:
-        value = standing.value
+        before = value
         width = max(1, value * OPEN[vain % len(OPEN)] // max(1, len(standing.model)))
         for begin in range(-draw.randrange(width), value, max(1, 2 * width // 3)):
-            if standing.done or not turn.more():
+            if standing.done or not more():
                 return
-            rows = _shorten(standing, turn, rows, begin, begin + width, draw)
-        vain = vain + 1 if standing.value == value else 0
+            rows, value = _shorten(standing, more, rows, value, begin, begin + width, draw)
+        vain = vain + 1 if value == before else 0
 
 
 def _shorten(
-    standing: Standing, turn: Turn, rows: list[list[int]], begin: int, end: int, draw: Random
-) -> list[list[int]]:
+    standing: Standing,
+    more: Callable[[], bool],
+    rows: list[list[int]],
+    value: int,
+    begin: int,
+    end: int,
+    draw: Random,
+) -> tuple[list[list[int]], int]:
     """The least less first, then twice as much as the last time; where there is nothing, other orders as good."""
-    model, step = standing.model, 1
-    while not standing.done and turn.more():
-        before = standing.value
-        stretch = _stretch(model, rows, begin, end)
-        limit = max(standing.low, before - step)
-        found = _ask(standing, stretch, limit)
-        if found.answer is Answer.FOUND and found.rows is not None:
-            standing.take(found.rows, f"a stretch by {found.by}")
-        if standing.value < before and found.rows is not None:
-            rows, step = found.rows, 2 * step
+    step = 1
+    while not standing.done and more():
+        stretch = _stretch(standing.model, rows, begin, end)
+        found = _ask(standing, stretch, max(standing.low, value - step))
+        if found.rows is not None and (less := _value(standing.model, found.rows)) < value:
+            rows, value, step = found.rows, less, 2 * step
         elif step > 1 or found.by == "windows":
             break
         else:
-            return _other(standing, rows, stretch, draw.randrange(SEEDS))
-    return rows
+            found = _ask(standing, stretch, value, draw.randrange(SEEDS))
+            if found.rows is not None and _value(standing.model, found.rows) == value:
+                rows = found.rows
+            break
+    return rows, value
 
 
 def _ask(standing: Standing, stretch: _Stretch, limit: int, seed: int | None = None) -> Decision:
     found = ask(standing, standing.model, limit, QUESTION, stretch.kept, seed=seed, narrowed=stretch.narrowed)
     standing.work += len(standing.model) / ASKED
+    if found.rows is not None:
+        standing.take(found.rows, f"a stretch by {found.by}")
     return found
 
 
-def _other(standing: Standing, rows: list[list[int]], stretch: _Stretch, seed: int) -> list[list[int]]:
-    """Orders that are as good, from which the next stretch may be shorter; the same where none are found."""
-    found = _ask(standing, stretch, standing.value, seed)
-    if found.answer is not Answer.FOUND or found.rows is None:
-        return rows
-    standing.take(found.rows, f"a stretch by {found.by}")
-    ran = run(standing.model, found.rows)
-    good = ran is not None and ran.value == standing.value and fits(standing.model, found.rows)
-    return found.rows if good else rows
+def _value(model: Model, rows: list[list[int]]) -> int:
+    """Of orders that hold water; more than any where they do not."""
+    ran = run(model, rows)
+    return model.horizon + 1 if ran is None or not fits(model, rows) else ran.value
 
 
 def _stretch(model: Model, rows: list[list[int]], begin: int, end: int) -> _Stretch:
