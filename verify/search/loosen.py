@@ -22,10 +22,10 @@ OPEN = (100, 130, 170, 230, 300)  # operations in a stretch, about: the more, th
 QUESTION = 1.0  # work for one question
 ASKED = 40_000  # operations of which the windows and the text of the open ones take as long as one unit of work
 SEEDS = 1 << 20
-WALKS = 2  # from the same orders
-WALK = 0.4  # of the turn for each
-VAIN = 10  # times over everything in which nothing was won, before it ends
-
+WALKS = 4  # that begin in different places, at most
+WALK = 8.0  # work for one, at least
+FIRST = 0.8  # of the turn goes to them
+VAIN = 10  # times over everything in which nothing was won, before a walk ends
 
 @dataclass(frozen=True)
 class _Stretch:
@@ -36,19 +36,22 @@ class _Stretch:
     narrowed: Narrowed
 
 
-def loosen(standing: Standing, part: float) -> None:
+def loosen(standing: Standing, part: float, another: Callable[[int], list[list[int]] | None]) -> None:
     """Take better orders, with such a part of what is left at most.
 
-    What comes of it depends on chance, so more than one walk begins at the same orders; then the best go on.
+    How far a walk leads depends on where it begins, and soon shows. So first some begin at the best orders and at
+    others, which `another` makes of a seed; then the best of all go on.
     """
-    begin = standing.rows
-    if begin is None:
+    best = standing.rows
+    if best is None:
         return
-    turn = Turn(standing, part)
-    draw = Random(standing.next_seed)
-    for k in range(WALKS):
-        _walk(standing, partial(turn.more, 1 - (k + 1) * WALK), begin, draw)
-    _walk(standing, turn.more, standing.rows or begin, draw)
+    turn, draw = Turn(standing, part), Random(standing.next_seed)
+    walks = max(1, min(WALKS, int(turn.left * part * FIRST / WALK)))
+    for k in range(walks):
+        begin = another(draw.randrange(SEEDS)) if k else best
+        if begin is not None:
+            _walk(standing, partial(turn.more, 1 - (k + 1) * FIRST / walks), begin, draw)
+    _walk(standing, turn.more, standing.rows or best, draw)
 
 
 def _walk(standing: Standing, more: Callable[[], bool], rows: list[list[int]], draw: Random) -> None:

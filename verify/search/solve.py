@@ -46,6 +46,7 @@ PACE = 2.0  # units of work in a second, about; shares are of what the clock lea
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
 LOOSENED = 0.25  # of what is left goes to a turn of leaving stretches open, at most
+ANEW = 0.7  # work for habits that are no better than the best, but others
 REFUTED = 0.65  # and of the rest to one of refuting limits
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
@@ -272,6 +273,19 @@ def _tune(search: _Search, share: float) -> None:
         _settle(search, found.rows)
 
 
+def _start_anew(search: _Search, seed: int) -> list[list[int]] | None:
+    """Orders of other habits than the best that are known."""
+    cost = (EACH + len(search.model)) / SCHEDULED
+    found = tune(search.model, search.enough, max(1, int(ANEW / cost)), seed, search.stop)
+    if found is None:
+        return None
+    search.take(found.rows, "habits")
+    better, turns = settle(search.model, found.rows, search.stop)
+    search.take(better, "idle time filled")
+    search.work += cost * found.tried + FILLING * turns * len(search.model) / SCHEDULED
+    return better
+
+
 def _tune_short(search: _Search, short: Model, share: float) -> None:
     """Habits on fewer microbatches, and on all those that did well there."""
     cost = (EACH + len(short)) / SCHEDULED
@@ -348,7 +362,7 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if parts and len(search.model) > FEW and not search.done:
-            loosen(search, LOOSENED)
+            loosen(search, LOOSENED, partial(_start_anew, search))
         if search.shown is not None and not search.done:
             refute(search, search.shown, REFUTED)
         if reasons and not search.done:
