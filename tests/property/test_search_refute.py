@@ -17,10 +17,10 @@ from verify.search.exact import Decision
 from verify.search.model import Model
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Problem
-from verify.search.refute import _sweeps, _Turn
+from verify.search.refute import _sweeps
 from verify.search.shave import Shaving
 from verify.search.solve import PACE, _Search
-from verify.search.standing import Standing, ask
+from verify.search.standing import Standing, Turn, ask
 
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
@@ -42,7 +42,7 @@ def test_limits_end_below_the_optimum_however_little_the_work() -> None:
         shown: dict[int, Narrowed] = {}
         for _ in range(12):
             if not search.done:
-                refute.refute(search, shown, search.work + work)
+                refute.refute(search, shown, part_of(search, work))
             assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached > 1
@@ -54,7 +54,7 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
     search = _Search(problem, Budget(40), 0, None, None, None, None)
     search.take(search.model.rows(solve(problem, budget=Budget(0.2)).orders), "start")
     shown: dict[int, Narrowed] = {}
-    refute.refute(search, shown, search.work + 0.2)
+    refute.refute(search, shown, part_of(search, 0.2))
     left = [limit for limit in shown if limit >= search.low]
     assert left
     assert all(search.low <= limit < search.value for limit in left)
@@ -74,7 +74,7 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(refute, "Shaving", Noticed)
     low = search.low
-    refute.refute(search, shown, search.work + 0.2)
+    refute.refute(search, shown, part_of(search, 0.2))
     assert limits[0] == min(left)
     assert max(each.low for each in made) <= search.low
     assert low <= search.low <= search.value
@@ -92,7 +92,7 @@ def test_a_limit_with_too_little_work_left_is_lowered_until_it_is_refuted(monkey
     monkeypatch.setattr(refute, "Shaving", Noticed)
     search, least = settled(uneven(4, 6, 16, TIMES))
     search.value = least + 40
-    refutation = refute._Refutation(search, _Turn(search, search.work + 0.5), {}, least + 30)
+    refutation = refute._Refutation(search, Turn(search, part_of(search, 0.5)), {}, least + 30)
     held = refutation.holds()
     assert held == (search.low == refutation.limit + 1)
     assert made[0].limit == refutation.limit < least + 30
@@ -115,8 +115,13 @@ def test_what_is_shown_of_a_limit_is_used_for_it_and_for_lower_ones(monkeypatch:
         made.clear()
         search.value = limit + 1
         search.low = min(search.low, limit)
-        refute._Refutation(search, _Turn(search, search.work + 0.01), {least: high, least - 1: low}, limit).holds()
+        refute._Refutation(search, Turn(search, part_of(search, 0.01)), {least: high, least - 1: low}, limit).holds()
         assert made[0] == (expected, limit)
+
+
+def part_of(search: Standing, work: float) -> float:
+    """Of what is left."""
+    return min(1.0, work / search.left) if search.left else 1.0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -129,7 +134,7 @@ def test_what_is_shown_of_a_limit_holds_for_every_order_within_it(seed: int) -> 
     search.rows, search.value = [[], []], max(ran.value for ran in runs) + 1  # as if no good order were found
     shown: dict[int, Narrowed] = {}
     for work in (0.01, 0.1, 0.5):
-        refute.refute(search, shown, search.work + work)
+        refute.refute(search, shown, part_of(search, work))
         assert search.low <= least
     assert len(shown) > 1
     for limit, narrowed in shown.items():
@@ -144,12 +149,12 @@ def test_the_whole_refutes_its_own_limit_and_no_more() -> None:
         low = search.low
         search.rows, search.value = None, search.model.horizon + 1
         for limit, work in ((least - 1, 0), (least, 20)):
-            refute._Refutation(search, _Turn(search, 20), {}, limit)._ask_all(NOTHING, work)
+            refute._Refutation(search, Turn(search, part_of(search, 20)), {}, limit)._ask_all(NOTHING, work)
             assert search.low == low
             assert (search.value == least) == (work > 0)
         for limit in range(low, least):
             with pytest.raises(Infeasible):
-                refute._Refutation(search, _Turn(search, 20), {}, limit)._ask_all(NOTHING, 20)
+                refute._Refutation(search, Turn(search, part_of(search, 20)), {}, limit)._ask_all(NOTHING, 20)
             assert search.low == limit + 1
             refuted += 1
     assert refuted
@@ -171,7 +176,7 @@ def test_a_goal_that_is_refuted_ends_it(monkeypatch: pytest.MonkeyPatch) -> None
         if search.low < least:
             limits.clear()
             search.goal, search.value = search.low, least + 30
-            refute.refute(search, {}, 20)
+            refute.refute(search, {}, part_of(search, 20))
             assert set(limits) == {search.goal}
             refuted += search.low > search.goal
     assert refuted
@@ -180,7 +185,7 @@ def test_a_goal_that_is_refuted_ends_it(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_clock_that_runs_out_at_once_ends_a_turn() -> None:
     search, _ = settled(uneven(3, 3, 4, TIMES))
     search.stop = 0.0
-    assert not _Turn(search, search.work + 1).more()
+    assert not Turn(search, part_of(search, 1)).more()
 
 
 def test_more_and_more_microbatches_a_question() -> None:
@@ -220,7 +225,7 @@ def test_what_was_asked_about_is_left_out() -> None:
 
 def test_a_turn_ends_by_work_or_by_the_clock() -> None:
     search, _ = settled(uneven(3, 3, 4, TIMES))
-    turn = _Turn(search, search.work + 8)
+    turn = Turn(search, part_of(search, 8))
     assert turn.rest == 1
     search.work += 6
     assert turn.rest == pytest.approx(1 / 4)
@@ -242,7 +247,7 @@ def test_more_is_shown_than_by_chains() -> None:
     problem = make_problem(placement=range(8), microbatches=16, costs=costs, cap=4)
     search = _Search(problem, Budget(8), 0, None, None, None, None)
     search.take(search.model.rows(solve(problem, budget=Budget(0.1)).orders), "start")
-    refute.refute(search, {}, 5)
+    refute.refute(search, {}, part_of(search, 5))
     assert lower_bound(search.model).value < search.low <= 934
 
 

@@ -27,6 +27,7 @@ WALK = 8.0  # work for one, at least
 FIRST = 0.8  # of the turn goes to them
 VAIN = 10  # times over everything in which nothing was won, before a walk ends
 
+
 @dataclass(frozen=True)
 class _Stretch:
     """`kept`: (x, y): x ends before y starts. `narrowed`: what runs before it as early, what runs after it as late as
