@@ -170,6 +170,25 @@ def uneven(cases: dict) -> Iterator[Row]:
         yield Row(f"p=8 m=32 per-stage costs cap {cap}", problem, most=Fraction(2, 100))
 
 
+def drawn(cases: dict) -> Iterator[Row]:
+    """The same with costs drawn for each seed: one speed a rank, or F, I and W apart, a little or a lot."""
+    for low, high, seeds in ((8, 14, (3, 4, 5, 8)), (8, 14, (1004, 1005)), (5, 20, (6001, 6002, 6003))):
+        for seed in seeds:
+            draw = random.Random(seed)
+            if seed < 1000:
+                forward = inputs = weights = _drawn(draw, low, high)
+            else:
+                forward, inputs, weights = (_drawn(draw, low, high) for _ in range(3))
+            whole = tuple(a + b for a, b in zip(inputs, weights, strict=True))
+            costs = Costs(forward, whole, inputs, weights, (Fraction(1, 10),) * 8)
+            problem = make_problem(placement=range(8), microbatches=32, costs=costs, cap=5)
+            yield Row(f"p=8 m=32 costs of seed {seed} from {low / 10} to {high / 10}", problem, most=Fraction(2, 100))
+
+
+def _drawn(draw: random.Random, low: int, high: int) -> tuple[Fraction, ...]:
+    return tuple(Fraction(draw.randint(low, high), 10) for _ in range(8))
+
+
 def large(cases: dict) -> Iterator[Row]:
     for p, m in ((32, 256), (64, 512)):
         for costs in (EQUAL, OTHER):
@@ -201,6 +220,7 @@ PARTS: dict[str, Callable[[dict], Iterator[Row]]] = {
     "every_cap": every_cap,
     "heuristic": heuristic,
     "uneven": uneven,
+    "drawn": drawn,
     "large": large,
     "chunks": chunks,
     "paper": paper,
