@@ -81,6 +81,28 @@ def test_what_was_only_assumed_is_forgotten(seed: int) -> None:
         assert kept.decide(model, least, work=20, narrowed=whole).answer is Answer.FOUND
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 4, 5])
+def test_starts_to_look_near_do_no_harm_where_some_are_known(seed: int) -> None:
+    """Under the tightest limit some windows are a single time. Of all others the first and the last are asked about."""
+    model, least = settled(seed)
+    window = narrow(model, least)
+    like = exact.decide(model, least).start
+    assert like is not None
+    assert 0 < sum(a == b for a, b in zip(window.earliest, window.latest, strict=True)) < len(model)
+    kept = Kept(model, window, 0, like)
+    for row in (row for row in range(len(model)) if window.earliest[row] < window.latest[row]):
+        for at in (window.earliest[row], window.latest[row]):
+            inside = [at if y == row else a for y, a in enumerate(window.earliest)]
+            until = [at if y == row else b for y, b in enumerate(window.latest)]
+            narrowed = within(model, least, inside, until)
+            found = kept.decide(model, least, work=20, narrowed=narrowed)
+            plain = exact.decide(model, least, work=20, narrowed=narrowed, like=like, loads=False)
+            alone = exact.decide(model, least, work=20, narrowed=narrowed)
+            assert found.answer is plain.answer is alone.answer
+            if found.start is not None:
+                assert press(model, found.start, inside, until, True) is not None
+
+
 def test_a_lower_limit_may_be_asked_about() -> None:
     model, least = settled(3)
     kept = Kept(model, narrow(model, least + 5), 0)

@@ -72,7 +72,7 @@ def decide(
     stop = stop_after(seconds)
     solver.from_string(formula.assertions())
     if like is not None:
-        suggest(solver, formula.names, like)
+        suggest(solver, formula.near(like))
     used = 0
     clauses: list[str] = []
     prompt: list[str] = []

@@ -59,6 +59,10 @@ class Formula:
     def assertions(self) -> str:
         return "\n".join((*self.declared, *self.lines))
 
+    def near(self, like: Sequence[int]) -> dict[str, int]:
+        """Of starts those that are open, by name: told of others, which it does not know, z3 answers wrongly."""
+        return {name: at for name, at, is_open in zip(self.names, like, self.open, strict=True) if is_open}
+
     def prompts(self) -> list[str]:
         """Assertions that no rank begins later than it could, which `lines` leave out: mostly they only cost time."""
         return [self._prompt(prompt) for prompt in prompt_rows(self.model, self.window)]

@@ -34,7 +34,7 @@ class Kept:
         self.solver = new_solver(seed, formula.sums)
         self.solver.from_string(formula.assertions())
         if like is not None:
-            suggest(self.solver, formula.names, like)
+            suggest(self.solver, formula.near(like))
         self.unit = units(len(model), formula.sums) * SMALL // max(SMALL, len(model))
         self.used = self.asked = 0
 

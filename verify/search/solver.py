@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -31,13 +31,13 @@ def new_solver(seed: int, sums: bool = False) -> Any:
     return solver
 
 
-def suggest(solver: Any, names: Sequence[str], start: Sequence[int]) -> None:
-    """Values of integers near which to look first. Versions of z3 that take none (before 4.13.3) look as ever."""
+def suggest(solver: Any, near: Mapping[str, int]) -> None:
+    """Values of integers, all declared, near which to look first. Versions of z3 that take none (before 4.13.3) look as ever."""
     import z3
 
     if not hasattr(solver, "set_initial_value"):
         return
-    for name, value in zip(names, start, strict=True):
+    for name, value in near.items():
         solver.set_initial_value(z3.Int(name, solver.ctx), z3.IntVal(value, solver.ctx))
 
 
