@@ -32,7 +32,7 @@ def new_solver(seed: int, sums: bool = False) -> Any:
 
 
 def suggest(solver: Any, near: Mapping[str, int]) -> None:
-    """Values of integers, all declared, near which to look first. Versions of z3 that take none (before 4.13.3) look as ever."""
+    """Values of integers, all declared, near which to look first. z3 before 4.13.3, which takes none, looks as ever."""
     import z3
 
     if not hasattr(solver, "set_initial_value"):
