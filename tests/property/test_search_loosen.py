@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import pytest
 from every_order import all_there_are
 from problems import uneven
 
 from verify.search import Budget, Objective, make_problem, model_of, solve, uniform_costs
-from verify.search.exact import Answer, decide, orders_by_start
+from verify.search.exact import Answer, Decision, decide, orders_by_start
 from verify.search.loosen import _stretch, loosen
-from verify.search.model import fits, run
+from verify.search.model import Model, fits, run
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.solve import _Search, _start_anew
+from verify.search.standing import Standing, ask
+from verify.search.tune import tune
 from verify.search.windows import narrow
 
 
@@ -108,6 +111,41 @@ def test_known_starts_change_no_answer(seed: int) -> None:
                 assert ran.value <= value - less
                 assert fits(model, part.rows)
     assert {Answer.FOUND, Answer.REFUTED} <= set(answers)
+
+
+def test_no_walk_begins_once_it_is_done() -> None:
+    problem = uneven(1, 4, 12)
+    search = _Search(problem, Budget(1000), 0, None, None, None, None)
+    search.take(search.model.rows(solve(problem, budget=Budget(0.02)).orders), "start")
+    search.low = search.value
+
+    def another(seed: int) -> None:
+        raise AssertionError(f"orders of seed {seed}")
+
+    loosen(search, 1, another)
+
+
+def test_orders_that_are_not_accepted_are_not_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = uneven(2, 4, 12)
+    search = _Search(problem, Budget(3), 0, None, None, None, None)
+    first = tune(search.model, 0, 1, 0, float("inf"))
+    assert first is not None
+    search.take(first.rows, "start")
+    value, limits, found = search.value, list[int](), 0
+
+    def noticed(standing: Standing, model: Model, limit: int, *args: Any, **options: Any) -> Decision:
+        nonlocal found
+        decision = ask(standing, model, limit, *args, **options)
+        found += limit < value and decision.answer is Answer.FOUND
+        limits.append(limit)
+        return decision
+
+    monkeypatch.setattr("verify.search.loosen.ask", noticed)
+    search.accept = lambda orders: False
+    loosen(search, 1, lambda seed: None)
+    assert search.value == value
+    assert found
+    assert set(limits) == {value - 1, value}
 
 
 def test_nothing_is_known_of_starts_where_the_aim_is_a_span() -> None:

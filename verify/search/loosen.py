@@ -47,8 +47,10 @@ def loosen(standing: Standing, part: float, another: Callable[[int], list[list[i
     if best is None:
         return
     turn, draw = Turn(standing, part), Random(standing.next_seed)
-    walks = max(1, min(WALKS, int(turn.left * part * FIRST / WALK)))
+    walks = max(1, int(min(WALKS, turn.left * part * FIRST / WALK)))
     for k in range(walks):
+        if standing.done or not turn.more():
+            return
         begin = another(draw.randrange(SEEDS)) if k else best
         if begin is not None:
             _walk(standing, partial(turn.more, 1 - (k + 1) * FIRST / walks), begin, draw)
@@ -82,7 +84,8 @@ def _shorten(
     while not standing.done and more():
         stretch = _stretch(standing.model, rows, begin, end)
         found = _ask(standing, stretch, max(standing.low, value - step))
-        if found.rows is not None and (less := _value(standing.model, found.rows)) < value:
+        # Where orders that are better than the best were not taken, no walk leads on from them.
+        if found.rows is not None and standing.value <= (less := _value(standing.model, found.rows)) < value:
             rows, value, step = found.rows, less, 2 * step
         elif step > 1 or found.by == "windows":
             break

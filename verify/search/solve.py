@@ -276,13 +276,15 @@ def _tune(search: _Search, share: float) -> None:
 def _start_anew(search: _Search, seed: int) -> list[list[int]] | None:
     """Orders of other habits than the best that are known."""
     cost = (EACH + len(search.model)) / SCHEDULED
-    found = tune(search.model, search.enough, max(1, int(ANEW / cost)), seed, search.stop)
+    tries = max(1, int(ANEW / cost))
+    found = tune(search.model, search.enough, tries, seed, search.stop)
+    search.work += cost * (tries if found is None else found.tried)
     if found is None:
         return None
     search.take(found.rows, "habits")
     better, turns = settle(search.model, found.rows, search.stop)
     search.take(better, "idle time filled")
-    search.work += cost * found.tried + FILLING * turns * len(search.model) / SCHEDULED
+    search.work += FILLING * turns * len(search.model) / SCHEDULED
     return better
 
 
