@@ -114,7 +114,7 @@ def _value(model: Model, rows: list[list[int]]) -> int:
 def _stretch(model: Model, rows: list[list[int]], begin: int, end: int) -> _Stretch:
     """What starts from `begin` on and before `end` is left open."""
     ran = run(model, rows)
-    assert ran is not None  # orders that were taken
+    assert ran is not None  # orders that run
     kept: list[tuple[int, int]] = []
     before, after = list[int](), list[int]()
     for order in rows:
