@@ -5,11 +5,11 @@
     python benchmarks/search.py --cases FILE --work 60 --largest 1024
 
 Cases are in `tests/cases/search.json` and `zb_paper.json`. A row says the case, the value found, the best proven lower
-bound, what proves that no order is better, what others have, the gap to the bound and the seconds of CPU. `worse` marks
-a row in which others are better, `over` one that is not proved, whose gap is too large, or that takes longer than is
-wanted. Exit status 1 where any row has one of them. Rows end by work done and by the clock, which takes time from
-them where something else runs, and where a gap is wanted by the clock alone; with `--no-clock` by work alone, which may
-come to more seconds than are granted.
+bound, what proves that no order is better, what others have, the gap to the bound and the seconds of CPU (by the clock
+with `--jobs`, which leaves smallest_cap and curve as they are). `worse` marks a row in which others are better, `over`
+one that is not proved, whose gap is too large, or that takes longer than is wanted. Exit status 1 where any row has one
+of them. Rows end by work done and by the clock, which takes time from them where something else runs, and where a gap
+is wanted by the clock alone; with `--no-clock` by work alone, which may come to more seconds than are granted.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 from pipedsl.program import Costs  # noqa: E402
+from pipedsl.search_runs import Effort, Job  # noqa: E402
+from pipedsl.search_turns import take_turns  # noqa: E402
 from verify.search import (  # noqa: E402
     Budget,
     Objective,
@@ -258,12 +260,27 @@ def curve(work: float) -> bool:
     return fine
 
 
-def show(row: Row, work: float, clock: bool) -> bool:
-    begin = time.process_time()
+def answer(problem: Problem, budget: Budget, jobs: int) -> Solution:
+    """Of one search here, or of several in processes, as `pipedsl search --jobs` has it."""
+    if jobs == 1:
+        return solve(problem, budget=budget)
+
+    def make(_: int, part: Effort, seed: int) -> Job:
+        return Job(problem, part.budget, seed, fixed=(Fraction(0),) * problem.ranks)
+
+    [ended] = take_turns(make, 1, Effort(budget, jobs=jobs))
+    if ended.solution is None:
+        raise SystemExit(f"nothing was found{ended.lost and f': {ended.lost}'}")
+    return ended.solution
+
+
+def show(row: Row, work: float, clock: bool, jobs: int) -> bool:
+    now = time.process_time if jobs == 1 else time.monotonic
+    begin = now()
     by_time = clock and row.most is not None  # as `pipedsl search --timeout` has it
     budget = Budget(10 * row.seconds if by_time else min(work, row.seconds), row.seconds - JUDGING if clock else None)
-    found = solve(row.problem, budget=budget)
-    seconds = time.process_time() - begin
+    found = answer(row.problem, budget, jobs)
+    seconds = now() - begin
     marks = []
     if row.known is not None and found.value > row.known:
         marks.append("worse")
@@ -291,6 +308,7 @@ def main() -> int:
     options.add_argument("--no-clock", dest="clock", action="store_false", help="end rows by work alone")
     options.add_argument("--smallest", type=int, default=0, help="p * m of the smallest case")
     options.add_argument("--largest", type=int, default=1 << 30, help="p * m of the largest case")
+    options.add_argument("--jobs", type=int, default=1, help="processes for each row, as of pipedsl search")
     given = options.parse_args()
     cases = json.loads(given.cases.read_text())
     fine = True
@@ -301,7 +319,7 @@ def main() -> int:
         print(f"\n{part:66}{'found':>11}{'bound':>11} {'proof':11}{'others':>9}{'gap':>8}{'s':>7}")
         for row in PARTS[part](cases):
             if given.smallest <= row.problem.ranks * row.problem.microbatches <= given.largest:
-                fine &= show(row, given.work, given.clock)
+                fine &= show(row, given.work, given.clock, given.jobs)
     return 0 if fine else 1
 
 

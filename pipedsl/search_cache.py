@@ -79,6 +79,7 @@ def key_of(job: Job) -> str:
         "engine": _engine(),
         "budget": repr(job.budget),
         "seed": job.seed,
+        "aim": job.aim.name,
         "fixed": repr(job.fixed),
         "start": repr(job.start),
         "known": None if known is None else [str(known.bound), str(known.proof), known.argument],

@@ -14,7 +14,7 @@ from pipedsl.search_processes import in_processes
 from verify.search.engines import Engine, best_installed
 from verify.search.lean import leaner
 from verify.search.problem import Infeasible, Orders, Problem
-from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
+from verify.search.solve import Aim, Budget, NothingFound, Proof, Solution, Step, solve
 
 FOR_MEMORY = 1 / 30
 """The part of a budget that is for less memory at the same value."""
@@ -60,7 +60,8 @@ class Job:
     """One search. `label`: what to call it where there are several.
 
     `fixed`: what each rank holds all the time. `start` and `known` as `solve` takes them: orders to begin from, and an
-    answer under wider caps. `until`: the moment of `monotonic` at which it ends, whatever its budget.
+    answer under wider caps. `aim`: what it does most of. `until`: the moment of `monotonic` at which it ends, whatever
+    its budget.
     """
 
     problem: Problem
@@ -70,6 +71,7 @@ class Job:
     label: str = ""
     start: Orders | None = None
     known: Solution | None = None
+    aim: Aim = Aim.BOTH
     until: float | None = None
 
 
@@ -217,8 +219,8 @@ def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome
     first = replace(first, work=max(first.work, LEAST_WORK))
     try:
         solution = solve(
-            job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known
-        )  # fmt: skip
+            job.problem, budget=first, seed=job.seed, progress=tell, start=job.start, known=job.known, aim=job.aim
+        )
     except Infeasible:
         return Outcome(job.seed, refused=True, elapsed=monotonic() - started)
     except NothingFound:

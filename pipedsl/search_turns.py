@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import inf
 
 from pipedsl.search_runs import Effort, Job, Outcome, better_bound
+from verify.search import Aim
 
 LOOK = 0.1
 """Of the budget, for the first look at all of them together."""
@@ -33,7 +34,7 @@ def take_turns(make: Make, count: int, effort: Effort) -> list[Outcome]:
     """
     if count <= 1 or effort.jobs >= count:
         seeds = range(effort.seed, effort.seed + max(1, effort.jobs // max(1, count)))
-        outcomes = effort.run([make(k, effort, seed) for k in range(count) for seed in seeds])
+        outcomes = effort.run([job for k in range(count) for job in _apart([make(k, effort, seed) for seed in seeds])])
         return [together(outcomes[at : at + len(seeds)]) for at in range(0, len(outcomes), len(seeds))]
     turns = _Turns(make, effort, count)
     for k in range(count):
@@ -81,7 +82,7 @@ class _Turns:
             return
         part = self.effort.part(share)
         seeds = range(self.effort.seed, self.effort.seed + self.effort.jobs)
-        jobs = [self.make(k, part, seed) for seed in seeds]
+        jobs = _apart([self.make(k, part, seed) for seed in seeds])
         if before.solution is not None:
             jobs = [replace(job, start=before.solution.orders, known=before.solution) for job in jobs]
         ended = together(self.effort.run(jobs))
@@ -96,6 +97,12 @@ class _Turns:
         seconds = self.effort.budget.seconds
         work = ended.solution.work / self.effort.jobs / self.effort.budget.work if self.effort.budget.work else 1.0
         return max(work, ended.elapsed / seconds if seconds else 0.0)
+
+
+def _apart(jobs: Sequence[Job]) -> list[Job]:
+    """Jobs of one problem: where there are several, half of them go about orders and the others about bounds."""
+    aims = [Aim.BOTH] if len(jobs) == 1 else [Aim.ORDERS, Aim.BOUNDS]
+    return [replace(job, aim=aims[k % len(aims)]) for k, job in enumerate(jobs)]
 
 
 def _later(before: Outcome, ended: Outcome) -> Outcome:

@@ -19,9 +19,10 @@ from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Problem
 from verify.search.refute import _sweeps
 from verify.search.shave import Shaving
-from verify.search.solve import PACE, _Search
+from verify.search.solve import PACE, Aim, _Search
 from verify.search.standing import Standing, Turn, ask
 
+BEGIN = Aim.BOTH.value.begin
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
 
@@ -42,7 +43,7 @@ def test_limits_end_below_the_optimum_however_little_the_work() -> None:
         shown: dict[int, Narrowed] = {}
         for _ in range(12):
             if not search.done:
-                refute.refute(search, shown, part_of(search, work))
+                refute.refute(search, shown, part_of(search, work), BEGIN)
             assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached > 1
@@ -54,7 +55,7 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
     search = _Search(problem, Budget(40), 0, None, None, None, None)
     search.take(search.model.rows(solve(problem, budget=Budget(0.2)).orders), "start")
     shown: dict[int, Narrowed] = {}
-    refute.refute(search, shown, part_of(search, 0.2))
+    refute.refute(search, shown, part_of(search, 0.2), BEGIN)
     left = [limit for limit in shown if limit >= search.low]
     assert left
     assert all(search.low <= limit < search.value for limit in left)
@@ -74,7 +75,7 @@ def test_a_limit_left_open_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(refute, "Shaving", Noticed)
     low = search.low
-    refute.refute(search, shown, part_of(search, 0.2))
+    refute.refute(search, shown, part_of(search, 0.2), BEGIN)
     assert limits[0] == min(left)
     assert max(each.low for each in made) <= search.low
     assert low <= search.low <= search.value
@@ -134,7 +135,7 @@ def test_what_is_shown_of_a_limit_holds_for_every_order_within_it(seed: int) -> 
     search.rows, search.value = [[], []], max(ran.value for ran in runs) + 1  # as if no good order were found
     shown: dict[int, Narrowed] = {}
     for work in (0.01, 0.1, 0.5):
-        refute.refute(search, shown, part_of(search, work))
+        refute.refute(search, shown, part_of(search, work), BEGIN)
         assert search.low <= least
     assert len(shown) > 1
     for limit, narrowed in shown.items():
@@ -176,7 +177,7 @@ def test_a_goal_that_is_refuted_ends_it(monkeypatch: pytest.MonkeyPatch) -> None
         if search.low < least:
             limits.clear()
             search.goal, search.value = search.low, least + 30
-            refute.refute(search, {}, part_of(search, 20))
+            refute.refute(search, {}, part_of(search, 20), BEGIN)
             assert set(limits) == {search.goal}
             refuted += search.low > search.goal
     assert refuted
@@ -247,7 +248,7 @@ def test_more_is_shown_than_by_chains() -> None:
     problem = make_problem(placement=range(8), microbatches=16, costs=costs, cap=4)
     search = _Search(problem, Budget(8), 0, None, None, None, None)
     search.take(search.model.rows(solve(problem, budget=Budget(0.1)).orders), "start")
-    refute.refute(search, {}, part_of(search, 5))
+    refute.refute(search, {}, part_of(search, 5), BEGIN)
     assert lower_bound(search.model).value < search.low <= 934
 
 

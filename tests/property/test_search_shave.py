@@ -33,12 +33,13 @@ from verify.search.exact import Answer, Decision
 from verify.search.model import Model, Run, run
 from verify.search.narrowed import Narrowed
 from verify.search.problem import Infeasible
-from verify.search.refute import BEGIN, refute
+from verify.search.refute import refute
 from verify.search.shave import PART, Shaving, can_shave, shaved_rows
-from verify.search.solve import _Search
+from verify.search.solve import Aim, _Search
 from verify.search.standing import Standing
 from verify.search.windows import narrow
 
+BEGIN = Aim.BOTH.value.begin
 TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 
 
@@ -209,7 +210,7 @@ def test_limits_in_turn_end_below_the_optimum() -> None:
             round((least - 1 - search.low) / BEGIN) + search.low - least
         )  # the first limit is just below the optimum
         search.value += below if poor is None else poor  # as if less were found
-        refute(search, {}, 20)
+        refute(search, {}, 20, BEGIN)
         assert search.low <= least
         reached += lower_bound(search.model).value < search.low == least
     assert reached

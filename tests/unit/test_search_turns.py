@@ -14,7 +14,7 @@ from pipedsl.api import parse_text
 from pipedsl.search_runs import Effort, Job, Outcome, effort_of
 from pipedsl.search_turns import FIRST, LOOK, take_turns
 from pipedsl.searching import search
-from verify.search import Budget, Proof, Solution, solve
+from verify.search import Aim, Budget, Proof, Solution, solve
 
 PROBLEMS = [linear(1, m, EQUAL, None) for m in (1, 2, 3)]
 FOUND = [solve(problem, budget=Budget(1)) for problem in PROBLEMS]
@@ -114,12 +114,14 @@ def test_with_processes_enough_each_has_the_whole(jobs: int, seeds: int, monkeyp
     script = Script([[(30 + k, 10)] * seeds for k in range(3)])
     turns(script, monkeypatch, jobs)
     assert script.asked == [(k, BUDGET) for k in range(3) for _ in range(seeds)]
+    assert [job.aim for job in script.jobs] == ([Aim.BOTH] if seeds == 1 else [Aim.ORDERS, Aim.BOUNDS]) * 3
 
 
 def test_with_fewer_processes_each_turn_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script([[(30, 29)] * 2, [(20, 10)] * 2 + [(19, 10), (18, 10)], [(40, 30)] * 2])
     found = turns(script, monkeypatch, 2)
     assert [job.seed for job in script.jobs] == [0, 1] * 4
+    assert [job.aim for job in script.jobs] == [Aim.ORDERS, Aim.BOUNDS] * 4
     assert values(found) == [30, 18, 40]
 
 

@@ -37,9 +37,10 @@ from verify.search.problem import (
 )
 from verify.search.repeat import Repeat, Repeating, repeat_of, repeating
 from verify.search.smallest import SmallestCap, smallest_cap_without_bubble, smallest_feasible_cap
-from verify.search.solve import Budget, NothingFound, Proof, Solution, Step, solve
+from verify.search.solve import Aim, Budget, NothingFound, Proof, Solution, Step, solve
 
 __all__ = [
+    "Aim",
     "Bound",
     "Budget",
     "Infeasible",

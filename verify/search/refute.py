@@ -18,7 +18,6 @@ from verify.search.problem import Infeasible
 from verify.search.shave import Shaving
 from verify.search.standing import LEAST, MADE, Standing, Turn, ask
 
-BEGIN = 0.4  # the first limit is at such a part of the gap
 DOUBLED = 9  # a limit higher by so small a part of the gap takes twice the work, about
 RESERVE = 0.3  # such a part of a turn is kept for a lower limit
 GROWTH = 3  # and so small a part of that for one still lower
@@ -27,14 +26,15 @@ SIZES = (336, 432)  # operations in a question, about; the larger, the more is r
 WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 
 
-def refute(standing: Standing, shown: dict[int, Narrowed], part: float) -> None:
+def refute(standing: Standing, shown: dict[int, Narrowed], part: float, begin: float) -> None:
     """Refute limits for such a part of what is left: a low one first, or one left open; then as high as is hoped.
 
-    `shown`: what is known of orders within a limit, which grows. Only where `can_shave`.
+    `shown`: what is known of orders within a limit, which grows. `begin`: at such a part of the gap is the low one.
+    Only where `can_shave`.
     """
     turn = Turn(standing, part)
     gap = standing.value - standing.low
-    limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * BEGIN))
+    limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * begin))
     while standing.rows is not None and not standing.done and turn.more():
         limit = min(limit, standing.value - 1 if standing.goal is None else standing.goal)
         rest, value = turn.rest, standing.value

@@ -45,9 +45,7 @@ MOST_FOR_MOVES = 8000  # operations; above, moves of one operation are too slow 
 PACE = 2.0  # units of work in a second, about; shares are of what the clock leaves, too
 MOST_IN_PARTS = 2500  # operations; above, a solver is not even asked about parts of the whole
 MOVE = 0.1  # what a move costs, beside putting all operations in order anew
-LOOSENED = 0.25  # of what is left goes to a turn of leaving stretches open, at most
 ANEW = 0.7  # work for habits that are no better than the best, but others
-REFUTED = 0.65  # and of the rest to one of refuting limits
 SETTLING = 4  # how often idle time is filled in what came of habits, about
 PERIODS = 4  # microbatches in one, at most
 PERIOD = 4  # work for periods of so many microbatches, at most
@@ -59,6 +57,24 @@ class Proof(Enum):
 
     BOUND = "bound"
     REFUTATION = "refutation"
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """`loosened`: the part of what is left that goes to leaving stretches open, at most; `refuted`: the part of the
+    rest to refuting limits, of which the first is at so small a part of the gap as `begin`."""
+
+    loosened: float
+    refuted: float
+    begin: float
+
+
+class Aim(Enum):
+    """What a search does most of. Two of the same problem, one for each, know more in the end than two for both."""
+
+    BOTH = _Shares(0.25, 0.65, 0.4)
+    ORDERS = _Shares(0.9, 1.0, 0.4)
+    BOUNDS = _Shares(0.05, 1.0, 0.45)
 
 
 @dataclass(frozen=True)
@@ -126,6 +142,7 @@ class _Search:
         goal: Fraction | None,
         known: Solution | None,
         accept: Callable[[Orders], bool] | None,
+        aim: Aim = Aim.BOTH,
     ) -> None:
         self.problem, self.seed, self.progress, self.accept = problem, seed, progress, accept
         self.engine = budget.engine
@@ -142,6 +159,7 @@ class _Search:
         # With few operations z3 needs no such help; of many it is not asked.
         shaves = FEW < len(self.model) <= MOST_IN_PARTS and can_shave(self.model)
         self.shown: dict[int, Narrowed] | None = {} if shaves else None
+        self.shares = (aim if shaves else Aim.BOTH).value
         self.goal = None if goal is None else int(goal / problem.time_unit)
         now = monotonic()
         hurried = len(self.model) > LARGE and now + BOUNDING * (now - began) > self.stop
@@ -210,6 +228,7 @@ def solve(
     goal: Fraction | None = None,
     known: Solution | None = None,
     accept: Callable[[Orders], bool] | None = None,
+    aim: Aim = Aim.BOTH,
 ) -> Solution:
     """The best orders found. Raises `Infeasible` where there are none, `NothingFound` where the budget finds none.
 
@@ -217,8 +236,9 @@ def solve(
     are no answer to this problem. `goal`: a value that is good enough, at which the search ends; where it is refuted
     and there are no orders, `Infeasible` is raised. `known`: an answer to the same problem under caps that are no
     smaller, whose bound is believed. `accept`: which orders may be the answer; the bound stays that of all.
+    `aim`: what it does most of, where both can be done.
     """
-    search = _Search(problem, budget, seed, progress, goal, known, accept)
+    search = _Search(problem, budget, seed, progress, goal, known, accept, aim)
     if start is not None:
         _begin(search, start)
     try:
@@ -364,9 +384,9 @@ def _rounds(search: _Search) -> None:
         if not search.done and len(search.model) <= MOST_FOR_MOVES:
             _improve(search, share)
         if parts and len(search.model) > FEW and not search.done:
-            loosen(search, LOOSENED, partial(_start_anew, search))
+            loosen(search, search.shares.loosened, partial(_start_anew, search))
         if search.shown is not None and not search.done:
-            refute(search, search.shown, REFUTED)
+            refute(search, search.shown, search.shares.refuted, search.shares.begin)
         if reasons and not search.done:
             close(search, share)
         if search.work == before:
@@ -417,4 +437,4 @@ def _place(search: _Search, states: list[Steady], share: float) -> None:
         search.work += cost * (used + 1)
 
 
-__all__ = ["Budget", "Infeasible", "NothingFound", "Proof", "Solution", "Step", "solve"]
+__all__ = ["Aim", "Budget", "Infeasible", "NothingFound", "Proof", "Solution", "Step", "solve"]
