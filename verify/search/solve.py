@@ -278,16 +278,8 @@ def _try_one(search: _Search) -> None:
 
 
 def _tune(search: _Search, share: float) -> None:
-    model = search.model
-    cost = (EACH + len(model)) / SCHEDULED
-    settling = SETTLING * FILLING * len(model) / SCHEDULED
-    tries = max(1, int((share - settling if share > 2 * settling else share) / cost))
-
-    def notice(found: Tuned) -> None:
-        search.take(found.rows, "habits")
-
-    found = tune(model, search.enough, tries, search.next_seed, search.stop, search.manner, notice)
-    search.work += cost * (tries if found is None else found.tried)
+    settling = SETTLING * FILLING * len(search.model) / SCHEDULED
+    found = _try_habits(search, share - settling if share > 2 * settling else share, search.next_seed, search.manner)
     if found is not None:
         search.manner = found.manner
         _settle(search, found.rows)
@@ -295,14 +287,25 @@ def _tune(search: _Search, share: float) -> None:
 
 def _start_anew(search: _Search, seed: int) -> list[list[int]] | None:
     """Orders of other habits than the best that are known."""
+    found = _try_habits(search, ANEW, seed)
+    return None if found is None else _fill(search, found.rows)
+
+
+def _try_habits(search: _Search, share: float, seed: int, manner: Manner | None = None) -> Tuned | None:
     cost = (EACH + len(search.model)) / SCHEDULED
-    tries = max(1, int(ANEW / cost))
-    found = tune(search.model, search.enough, tries, seed, search.stop)
+    tries = max(1, int(share / cost))
+
+    def notice(found: Tuned) -> None:
+        search.take(found.rows, "habits")
+
+    found = tune(search.model, search.enough, tries, seed, search.stop, manner, notice)
     search.work += cost * (tries if found is None else found.tried)
-    if found is None:
-        return None
-    search.take(found.rows, "habits")
-    better, turns = settle(search.model, found.rows, search.stop)
+    return found
+
+
+def _fill(search: _Search, rows: list[list[int]]) -> list[list[int]]:
+    """Idle time filled."""
+    better, turns = settle(search.model, rows, search.stop)
     search.take(better, "idle time filled")
     search.work += FILLING * turns * len(search.model) / SCHEDULED
     return better
@@ -345,9 +348,7 @@ def _settle(search: _Search, rows: list[list[int]]) -> None:
     if rows == search.settled or search.done or search.left <= 0.01:
         return
     search.settled = rows
-    better, turns = settle(search.model, rows, search.stop)
-    search.take(better, "idle time filled")
-    search.work += FILLING * turns * len(search.model) / SCHEDULED
+    better = _fill(search, rows)
     if len(search.model) <= SQUEEZED and not search.done and search.left > 0.01:
         better, steps = squeeze(search.model, better, search.enough, search.stop)
         search.take(better, "best order of the longest rank")

@@ -44,9 +44,7 @@ class Window:
 
     def known(self, x: int, y: int) -> bool | None:
         """Whether x ends before y starts, of two strands of a rank; None where both may be."""
-        duration = self.model.duration
-        first = self.earliest[x] + duration[x] <= self.latest[y]
-        second = self.earliest[y] + duration[y] <= self.latest[x]
+        first, second = self.soonest[x] <= self.latest[y], self.soonest[y] <= self.latest[x]
         if first and second:
             return None
         return first
