@@ -1,5 +1,8 @@
 """The highest limit that so much work refutes: windows shaved from both ends until one is used up.
 
+After each sweep the microbatches at the end that it came to are asked about at once, for lower limits too: most is
+known there, and a question about more of them than a sweep asks about often refutes what its cuts do not.
+
 A limit that is a little higher takes twice the work, and none can tell beforehand how much that is. What is shown of
 orders within a limit holds for lower ones, though, so it is lowered on the way rather than given up.
 """
@@ -11,19 +14,18 @@ from functools import partial
 from itertools import cycle
 from math import log2
 
-from verify.search.engines import MOST_OPERATIONS
-from verify.search.exact import Answer
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible
 from verify.search.shave import Shaving
-from verify.search.standing import LEAST, MADE, Standing, Turn, ask
+from verify.search.standing import LEAST, Standing, Turn
 
 DOUBLED = 9  # a limit higher by so small a part of the gap takes twice the work, about
 RESERVE = 0.3  # such a part of a turn is kept for a lower limit
 GROWTH = 3  # and so small a part of that for one still lower
 VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
+QUESTION = 1.2  # work for a question about the first or the last microbatches, in all of their windows
+SHARE = 8  # and so small a part of what is left of a turn, at most
 SIZES = (336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
-WHOLE = 12  # so small a part of what questions about a few took goes to the whole each time
 
 
 def refute(standing: Standing, shown: dict[int, Narrowed], part: float, begin: float) -> None:
@@ -37,14 +39,11 @@ def refute(standing: Standing, shown: dict[int, Narrowed], part: float, begin: f
     limit = min((each for each in shown if each >= standing.low), default=standing.low + int(gap * begin))
     while standing.rows is not None and not standing.done and turn.more():
         limit = min(limit, standing.value - 1 if standing.goal is None else standing.goal)
-        rest, value = turn.rest, standing.value
-        if _Refutation(standing, turn, shown, limit).holds():
-            more = log2(max(2.0, turn.rest / max(rest - turn.rest, LEAST)))
-            limit = standing.low + max(1, int(gap * more / DOUBLED))
-        elif standing.value < value:
-            limit = (standing.low + standing.value) // 2
-        else:
+        rest = turn.rest
+        if not _Refutation(standing, turn, shown, limit).holds():
             return
+        more = log2(max(2.0, turn.rest / max(rest - turn.rest, LEAST)))
+        limit = standing.low + max(1, int(gap * more / DOUBLED))
 
 
 class _Refutation:
@@ -64,19 +63,19 @@ class _Refutation:
 
     def _shave(self) -> None:
         """Raises `Infeasible`."""
-        standing, turn, value, reserve = self.standing, self.turn, self.standing.value, RESERVE
+        standing, turn, reserve = self.standing, self.turn, RESERVE
         before = self._before()
         shaving = Shaving(standing, before, self.limit)
         sizes, vain = _sizes(standing), 0
         sweeps = _sweeps(sizes, before is not NOTHING)
         microbatches, early, asked = next(sweeps)
         while True:
-            width, work = shaving.width, standing.work
+            width = shaving.width
             shaving.sweep(microbatches, early, partial(turn.more, reserve), asked)
             self.shown[self.limit] = shaving.narrowed
             standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
-            self._ask_all(shaving.narrowed, (standing.work - work) / WHOLE)
-            if standing.value < value or standing.done or not turn.more():
+            self._ask_end(sizes[-1], not early)
+            if standing.done or not turn.more():
                 return
             vain = vain + 1 if width == shaving.width and microbatches == sizes[-1] else 0
             if turn.more(reserve) and vain < VAIN:
@@ -95,19 +94,24 @@ class _Refutation:
         limits = [each for each in self.shown if each >= self.limit]
         return self.shown[min(limits)] if limits else NOTHING
 
-    def _ask_all(self, known: Narrowed, work: float) -> None:
-        """About all microbatches. Raises `Infeasible`."""
-        standing = self.standing
-        if len(standing.model) > MOST_OPERATIONS[standing.engine]:
-            return
-        found = ask(standing, standing.model, self.limit, work, narrowed=known)
-        standing.work += len(standing.model) / MADE
-        if found.answer is Answer.REFUTED:
-            by = standing.engine if found.by == "windows" else found.by  # which come of what a solver refuted
-            standing.raise_bound(self.limit + 1, f"refuted by {by}")
+    def _ask_end(self, microbatches: int, early: bool) -> None:
+        """Refute limits up to this one at the first or last microbatches. Raises `Infeasible` where it is this one."""
+        standing, high, vain = self.standing, self.limit + 1, 0
+        while standing.low < high and vain < VAIN and self.turn.more():
+            limit = (standing.low + high) // 2
+            if self._is_stuck(limit, microbatches, early):
+                standing.raise_bound(limit + 1, f"refuted by {standing.engine}")
+            else:
+                high, vain = limit, vain + 1
+        if standing.low > self.limit:
             raise Infeasible(0, 0, "no order is within the limit")
-        if found.answer is Answer.FOUND and found.rows is not None:
-            standing.take(found.rows, found.by)
+
+    def _is_stuck(self, limit: int, microbatches: int, early: bool) -> bool:
+        work = min(QUESTION, self.turn.work / SHARE)
+        try:
+            return not Shaving(self.standing, self.shown[self.limit], limit).passes(microbatches, early, work)
+        except Infeasible:
+            return True
 
 
 def _sizes(standing: Standing) -> list[int]:

@@ -96,6 +96,17 @@ class Shaving:
             for row in self.shaved[j] if early else reversed(self.shaved[j]):
                 self._cut(few, row, first, early, more)
 
+    def passes(self, microbatches: int, early: bool, work: float) -> bool:
+        """Whether so many microbatches, the first or the last, may run in their windows, as far as that work tells."""
+        short = shorter(self.standing.problem, microbatches)
+        assert short is not None  # `can_shave`
+        few = model_of(short)
+        rows = self._rows(few, 0 if early else len(self.shaved) - microbatches)
+        known = self._known(rows, *([side[y] for y in rows] for side in (self.window.earliest, self.window.latest)))
+        found = ask(self.standing, few, self.limit, work, narrowed=known, loads=False)
+        self.standing.work += len(few) / MADE
+        return found.answer is not Answer.REFUTED
+
     def _cut(self, few: Model, row: int, first: int, early: bool, more: Callable[[], bool]) -> None:
         """Cut parts off one end of the window of `row`, with microbatches from `first` on."""
         low, high = self.window.earliest[row], self.window.latest[row]

@@ -74,7 +74,7 @@ class Aim(Enum):
 
     BOTH = _Shares(0.25, 0.65, 0.4)
     ORDERS = _Shares(0.9, 1.0, 0.4)
-    BOUNDS = _Shares(0.05, 1.0, 0.45)
+    BOUNDS = _Shares(0.05, 1.0, 0.5)
 
 
 @dataclass(frozen=True)

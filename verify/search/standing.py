@@ -56,6 +56,11 @@ class Turn:
         """What is left of it: 1 at first, 0 in the end."""
         return max(0.0, 1 - (1 - self.standing.left / self.left) / self.part)
 
+    @property
+    def work(self) -> float:
+        """What is left of it."""
+        return self.rest * self.part * self.left
+
     def more(self, reserve: float = 0.0) -> bool:
         """Whether more than that is left."""
         return self.rest > reserve and self.standing.left >= LEAST
