@@ -9,15 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import pytest
 
 from pipedsl.program import Costs
-from verify.search import Infeasible, Objective, Problem, make_problem, model_of
+from verify.search import Infeasible, Objective, Problem, make_problem, model_of, uniform_costs
 from verify.search.exact import without_instants
 from verify.search.formula import Formula
-from verify.search.load import load_clauses
+from verify.search.load import _Rank, load_clauses
 from verify.search.model import Model, fits, run
 from verify.search.windows import narrow
 
@@ -198,3 +198,18 @@ def test_what_is_too_good_breaks_a_line() -> None:
             continue
         values = facts(model, formula, rows)
         assert not all(holds(line, values) for line in formula.lines), f"seed {seed}"
+
+
+def test_numbers_of_a_strand_are_counted_from_the_nearer_end() -> None:
+    """As many as come before an operation if the last of them does; as many as come after it if the first does."""
+    model = model_of(make_problem(placement=[0], microbatches=4, costs=uniform_costs(1, 1, 1, 1)))
+    formula = Formula(model, narrow(model, model.horizon), loads=False)
+    rank = _Rank(model, formula.window, formula.literal, formula.names, 0)
+    forwards, _, weights = rank.strands
+    asked = 0
+    for x, first in product(range(*forwards), (True, False)):
+        rows = [y for y in range(*weights) if formula.literal(x, y) not in (True, False)]
+        expected = [(y - weights[0] + 1 if first else weights[1] - y) for y in (rows if first else rows[::-1])]
+        assert [number for number, _ in rank._counts(weights, x, first)] == expected
+        asked += len(expected)
+    assert asked
