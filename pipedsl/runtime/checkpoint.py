@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
+_CHECKPOINTED = "_checkpoint_wrapped_module."
+"""In the names of what torch's `checkpoint_wrapper` wraps, but not in those of its state."""
+
 
 def names_within(
     whole: torch.nn.Module, modules: Sequence[torch.nn.Module], losses: Sequence[torch.nn.Module] = ()
 ) -> set[str]:
-    """What the parameters, buffers and extra states of `modules`, and of the loss functions, are called in `whole`.
+    """What the state of `whole` calls the parameters, buffers and extra states of `modules` and of the loss functions.
 
-    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are.
+    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are. And where
+    its state has no entry for one.
     """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
     learned = {id(x) for loss in losses for x in loss.parameters()}
@@ -33,9 +37,26 @@ def names_within(
             "the loss_fn has parameters that are none of the model's, and would not be saved; give a model that has "
             "it, too, as torch.nn.ModuleDict({'model': model, 'loss': loss_fn})"
         )
+    # Hooks may have other names in the state, so it is asked which tensors it holds.
+    state = whole.state_dict(keep_vars=True)
+    saved = {name for name, x in state.items() if id(x) in wanted or name in found}
+    held = {id(state[name]) for name in saved}
+    if lost := sorted(found.keys() - saved - _transient(whole) - {name for name, x in found.items() if x in held}):
+        raise ValueError(f"the model's state_dict() has no entry for {lost[0]!r}, so it would not be saved")
     inside = {id(each) for module in (*modules, *losses) for each in module.modules()}
     parts = {name for name, each in whole.named_modules(remove_duplicate=False) if id(each) in inside}
-    return {*found, *(f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts)}
+    extra = {f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts}
+    return saved | {_saved_as(name) for name in extra} | extra
+
+
+def _saved_as(name: str) -> str:
+    return name.replace(_CHECKPOINTED, "")
+
+
+def _transient(whole: torch.nn.Module) -> set[str]:
+    """The buffers that are never saved."""
+    parts = whole.named_modules(remove_duplicate=False)
+    return {f"{part}.{name}" if part else name for part, each in parts for name in each._non_persistent_buffers_set}
 
 
 def stage_state(
@@ -72,7 +93,9 @@ def load_stage_state(
         if part not in state:
             raise ValueError(f"the state has no {part!r}; give one that state_dict() has made, and `load` has filled")
     loaded = whole.load_state_dict(state["model"], strict=False)
-    missing = names.intersection(loaded.missing_keys, whole.state_dict())
+    # Where nothing was loaded, by names in the module and in its state.
+    unfilled = {each for name in loaded.missing_keys for each in (name, _saved_as(name))}
+    missing = names.intersection(unfilled, whole.state_dict())
     for keys, what in ((loaded.unexpected_keys, "has names that the model has not"), (missing, "lacks names")):
         if keys:
             some = ", ".join(map(repr, sorted(keys)[:3]))

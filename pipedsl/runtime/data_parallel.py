@@ -132,7 +132,11 @@ class ShardedChunk(Chunk):
             ends, reduces = [], False
             self._reshard()
         if runs:
-            return super().backward(microbatch, gradients)
+            zeros = self._beside_gradients(microbatch, ends, gradients)
+            found = super().backward(microbatch, [*gradients, *zeros])
+            if reduces:  # what a backward before has reached, and this one has not
+                self._end_backward()
+            return found
         inputs = self._kept.pop(microbatch).inputs
         if ends:
             with _adding_zeros(self._sharded):
@@ -140,6 +144,20 @@ class ShardedChunk(Chunk):
         elif reduces:  # and there is nothing to run a backward of
             self._end_backward()
         return [None] * len(inputs)
+
+    def _beside_gradients(self, microbatch: int, ends: list[_End], gradients: Gradients) -> list[torch.Tensor]:
+        """Zeros for the outputs that no gradient comes back for, from where the backward is to start, too.
+
+        Else it would not gather what these were made with, where that of another replica does.
+        """
+        if len(ends) < 2:
+            return []
+        kept = self._kept[microbatch]
+        given = zip(kept.outputs, gradients, strict=True)
+        reached = {_name_of(edge) for edge, gradient in given if gradient is not None}
+        others = [end for end in ends if _name_of(end.edge) not in reached]
+        kept.outputs = [*kept.outputs, *(end.edge for end in others)]
+        return [end.zeros() for end in others]
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         return self.backward(microbatch, gradients)
@@ -210,6 +228,10 @@ def _which_of(needs: Sequence[bool]) -> str:
 
 def _is_trained(y: Any) -> bool:
     return isinstance(y, torch.Tensor) and y.requires_grad
+
+
+def _name_of(edge: torch.Tensor | GradientEdge) -> tuple[int, int]:
+    return (id(edge.node), edge.output_nr) if isinstance(edge, GradientEdge) else (id(edge), 0)
 
 
 def _end_at(y: torch.Tensor) -> _End:

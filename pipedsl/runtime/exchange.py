@@ -135,6 +135,7 @@ class Exchange:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
         self._bare.clear()
+        self._writes.forget()
         for link in self._wire.links.values():
             link.forget_sizes()
         self.agreement += not self.renewed

@@ -12,15 +12,19 @@ from pipedsl.runtime.tree import flatten, split
 
 Extras = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
+_PASSING_ON = ("_orig_mod", "_checkpoint_wrapped_module")
+"""What torch.compile and checkpoint_wrapper, which take anything and pass it on, call the module inside."""
+
 
 def asked_for(module: torch.nn.Module) -> frozenset[str] | None:
     """The keywords that a module's forward takes besides its input; None where it takes any."""
     inner = module
-    while True:  # through the wrappers that take anything and pass it on
+    while True:
+        wrapped = [x for name in _PASSING_ON if isinstance(x := getattr(inner, name, None), torch.nn.Module)]
         if isinstance(inner, torch.nn.parallel.DistributedDataParallel):
             inner = inner.module
-        elif isinstance(original := getattr(inner, "_orig_mod", None), torch.nn.Module):  # torch.compile
-            inner = original
+        elif wrapped:
+            inner = wrapped[0]
         else:
             break
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import threading
 import time
@@ -473,7 +474,13 @@ def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:
 
 def close_with(owner: Any, watch: Watch) -> None:
     """End the watch's thread when `owner` is dropped, or with the process."""
-    weakref.finalize(owner, watch.close)
+    weakref.finalize(owner, _close_here, watch, os.getpid())
+
+
+def _close_here(watch: Watch, process: int) -> None:
+    """Not in a child that was forked, which shares what it is woken by."""
+    if os.getpid() == process:
+        watch.close()
 
 
 def fate_of(error: Exception) -> str:

@@ -28,13 +28,19 @@ class Writes:
         self._told: dict[tuple[bool, int], set[int]] = {}
         self._runs: dict[int, int] = {}  # in this step, by stage
         self._written: dict[int, set[int]] = {}
+        self._agreements = 0
+
+    def forget(self) -> None:
+        """What is shared is agreed on anew, on every rank."""
+        self._told.clear()
+        self._agreements += 1
 
     def tell(self, train: bool, stage: int, agreed: Collection[int], shared: Collection[int]) -> None:
         """These inputs of a stage on another rank share memory, by number; those `agreed` on it knows."""
         told = self._told.setdefault((train, stage), set())
         if not told.union(agreed).issuperset(shared):
             told.update(shared)
-            self._store.set(_told_under(train, stage), json.dumps(sorted(told)))
+            self._store.set(self._told_under(train, stage), json.dumps(sorted(told)))
 
     def look(self, train: bool, stage: int, arrived: Arrived, before: Sequence[int], *, here: bool) -> None:
         """A stage has run on several inputs. `before`: how often they had been written to; `here`: made on this rank.
@@ -57,9 +63,12 @@ class Writes:
         """ValueError where one of these inputs has ever shared memory."""
         if self._device.type == "cuda":  # this rank's Python may be ahead of the last message
             torch.cuda.current_stream(self._device).synchronize()
-        key = _told_under(train, stage)
+        key = self._told_under(train, stage)
         if self._store.check([key]):
             self._refuse(stage, set(json.loads(self._store.get(key))).intersection(written))
+
+    def _told_under(self, train: bool, stage: int) -> str:
+        return f"shared/{self._agreements}/{'train' if train else 'eval'}/{stage}"
 
     def _refuse(self, stage: int, inputs: Collection[int]) -> None:
         if inputs:
@@ -68,7 +77,3 @@ class Writes:
                 f"{self._names[stage - 1]} returned a tensor twice, or a view of it, too; "
                 "write to a copy, or return one (`.clone()`)"
             )
-
-
-def _told_under(train: bool, stage: int) -> str:
-    return f"shared/{'train' if train else 'eval'}/{stage}"

@@ -112,6 +112,82 @@ def a_last_gradient_that_is_missing(job: Job) -> None:
         check(stage, expected[own])
 
 
+class Fork(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6))
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.trunk(x).tanh()
+        return {"b": self.b(h), "a": self.a(h)}
+
+
+class Pick(nn.Module):
+    """Uses, in every microbatch, what is said; nothing is as much as all, for a loss that is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 5)
+        self.uses: Sequence[str] = ()
+        self.calls = 0
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        used = self.uses[self.calls % M]
+        self.calls += 1
+        y: torch.Tensor = self.inner(sum(x if name in used else x.detach() for name, x in given.items()))
+        return y
+
+
+# By replica and microbatch, what there is a gradient of.
+USES = (
+    (["a", "ab", "ab", "ab"], ["ab", "a", "ab", "ab"]),
+    (["a", "b", "ab", "ab"], ["b", "a", "ab", "ab"]),
+    (["ab", "ab", "ab", "a"], ["ab", "ab", "ab", "ab"]),
+    (["a", "a", "a", "a"], ["a", "a", "a", ""]),
+    (["ab", "ab", "ab", "a"], ["ab", "ab", "ab", "a"]),
+)
+
+
+@case
+def outputs_that_no_gradient_comes_back_for(job: Job) -> None:
+    """Replicas gather what these were made with alike; also where no later backward of a step reaches it."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name, uses, whole in itertools.product(BOTH, USES, (True, False)):
+        torch.manual_seed(5)
+        fork, pick = Fork(), Pick()
+        first, last = copy.deepcopy(fork), copy.deepcopy(pick)
+
+        def batch_of(seed: int, each: int, uses: Sequence[Sequence[str]] = uses) -> tuple[torch.Tensor, torch.Tensor]:
+            batch, targets = tokens(seed + each)
+            for part, used in zip(targets.chunk(M), uses[each], strict=True):
+                part.fill_(1 if used else -100)
+            return batch, targets
+
+        for step, each in itertools.product(range(2), range(REPLICAS)):
+            last.uses, last.calls = uses[each], 0
+            batch, targets = batch_of(10 * step, each)
+            for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                loss = unless_masked(last(first(x)), y)
+                if loss.requires_grad:
+                    (loss / M / REPLICAS).backward()
+        pick.uses = uses[replica]
+        if own == 0:
+            for part in fork.children():
+                fully_shard(part, mesh=both["data"])
+            if whole:
+                fully_shard(fork, mesh=both["data"])
+        pipe = pipeline(job, name, (fork, pick)[own], both.get_group("pipe"), unless_masked)
+        for step in range(2):
+            pipe.step(*batch_of(10 * step, replica))
+        if own == 0:
+            for q, expected in zip(fork.parameters(), first.parameters(), strict=True):
+                assert isinstance(q.grad, DTensor), (name, uses, whole)
+                wanted = torch.zeros_like(expected) if expected.grad is None else expected.grad
+                torch.testing.assert_close(q.grad.full_tensor(), wanted)
+
+
 def unshard_all(stage: nn.Module) -> None:
     for part in stage.modules():
         if isinstance(part, FSDPModule):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 
 from tests.support.job import Case, Job, tokens
@@ -44,13 +45,32 @@ class Layer(nn.Module):
         self.seen = state["seen"]
 
 
+class Again(nn.Module):
+    """Runs twice where it is wrapped, and then has other names in the model than in what is saved of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.scale = torch.nn.Buffer(torch.rand(()))
+        self.mark = float(torch.rand(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x).tanh() * self.scale
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"mark": self.mark}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.mark = state["mark"]
+
+
 class Model(nn.Module):
     """What people have before they cut it into stages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 6)
-        self.layers = nn.ModuleList(Layer() for _ in range(PARTS))
+        self.layers = nn.ModuleList(checkpoint_wrapper(Again()) if s % 2 else Layer() for s in range(PARTS))
         self.head = nn.Linear(6, 5)
 
     def stages(self, count: int) -> list[nn.Module]:
