@@ -18,8 +18,7 @@ def names_within(
 ) -> set[str]:
     """What the state of `whole` calls the parameters, buffers and extra states of `modules` and of the loss functions.
 
-    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are. And where
-    its state has no entry for one.
+    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are.
     """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
     learned = {id(x) for loss in losses for x in loss.parameters()}
@@ -37,12 +36,9 @@ def names_within(
             "the loss_fn has parameters that are none of the model's, and would not be saved; give a model that has "
             "it, too, as torch.nn.ModuleDict({'model': model, 'loss': loss_fn})"
         )
-    # Hooks may have other names in the state, so it is asked which tensors it holds.
+    # Hooks may have other names in the state, or leave some out, so it is asked which tensors it holds.
     state = whole.state_dict(keep_vars=True)
     saved = {name for name, x in state.items() if id(x) in wanted or name in found}
-    held = {id(state[name]) for name in saved}
-    if lost := sorted(found.keys() - saved - _transient(whole) - {name for name, x in found.items() if x in held}):
-        raise ValueError(f"the model's state_dict() has no entry for {lost[0]!r}, so it would not be saved")
     inside = {id(each) for module in (*modules, *losses) for each in module.modules()}
     parts = {name for name, each in whole.named_modules(remove_duplicate=False) if id(each) in inside}
     extra = {f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts}
@@ -51,12 +47,6 @@ def names_within(
 
 def _saved_as(name: str) -> str:
     return name.replace(_CHECKPOINTED, "")
-
-
-def _transient(whole: torch.nn.Module) -> set[str]:
-    """The buffers that are never saved."""
-    parts = whole.named_modules(remove_duplicate=False)
-    return {f"{part}.{name}" if part else name for part, each in parts for name in each._non_persistent_buffers_set}
 
 
 def stage_state(

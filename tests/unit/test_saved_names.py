@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from pipedsl.runtime.checkpoint import load_stage_state, stage_state
 
@@ -183,3 +184,17 @@ def test_what_a_model_does_not_save_is_not_asked_for() -> None:
     assert set(state) == {"model"}
     assert set(state["model"]) == {"0.weight"}
     load_stage_state([model[0]], [], model, state, None)
+
+
+def test_what_is_wrapped_is_saved_by_the_names_of_the_models_state() -> None:
+    """`checkpoint_wrapper` keeps its own name out of these, and it is missed where a state has none of it."""
+    saved, model = (nn.Sequential(checkpoint_wrapper(Counts(x)), Counts(x)) for x in (1.0, 3.0))
+    stage = nn.Sequential(saved[0])
+    state = copy.deepcopy(stage_state([stage], [], saved, None))
+    assert set(state["model"]) == of("0.")
+    load_stage_state([nn.Sequential(model[0])], [], model, state, None)
+    assert [each.value for each in model.modules() if isinstance(each, Counts)] == [1, 3]
+    for name in of("0."):
+        less = {"model": {key: x for key, x in state["model"].items() if key != name}}
+        with pytest.raises(ValueError, match=f"lacks names: '{name}'"):
+            load_stage_state([model[0]], [], model, less, None)
