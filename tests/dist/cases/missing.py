@@ -188,6 +188,44 @@ def outputs_that_no_gradient_comes_back_for(job: Job) -> None:
                 torch.testing.assert_close(q.grad.full_tensor(), wanted)
 
 
+class Dropping(nn.Module):
+    """Leaves out its middle block in the last microbatch of every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y: torch.Tensor = self.embed(x)
+        for k, block in enumerate(self.blocks):
+            y = y if k == 1 and self.calls % M == 0 else block(y).tanh()
+        return y
+
+
+@case
+def a_block_that_the_last_backward_does_not_reach(job: Job) -> None:
+    """It is reduced all the same, also where what holds the blocks is not wrapped itself."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(6)
+        stages: list[nn.Module] = [Dropping(), nn.Linear(8, 5)]
+        expected = on_all_data(stages, steps=2)
+        stage = stages[own]
+        if isinstance(stage, Dropping):
+            for part in (stage.embed, *stage.blocks):
+                fully_shard(part, mesh=both["data"])
+        else:
+            fully_shard(stage, mesh=both["data"])
+        pipe = pipeline(job, name, stage, both.get_group("pipe"))
+        for step in range(2):
+            pipe.step(*tokens(10 * step + replica))
+        check(stage, expected[own])
+
+
 def unshard_all(stage: nn.Module) -> None:
     for part in stage.modules():
         if isinstance(part, FSDPModule):
