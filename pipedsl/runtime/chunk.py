@@ -110,6 +110,9 @@ class Chunk:
         if train:
             self._apart.begin()
 
+    def renew(self) -> None:
+        """The next step may be of another kind than those before."""
+
     def forward(self, microbatch: int, arrived: Arrived, extras: Mapping[str, Any]) -> Any:
         """Run the module on what came from the stage before, and on those of the extras that it asks for."""
         inputs: list[torch.Tensor] = []

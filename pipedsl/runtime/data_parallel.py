@@ -54,7 +54,7 @@ class ShardedChunk(Chunk):
     The stage's replicas gather its parameters in forwards and in backwards, and must do so in one order. So where no
     gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same. That
     needs outputs to begin with, so which of them need a gradient must be the same on all replicas: it is compared in
-    the first training step, and after that each replica looks only whether it has changed here.
+    the first training step, and in that after `renew`; else each replica looks only whether it has changed here.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -64,6 +64,7 @@ class ShardedChunk(Chunk):
         self.reduced = reduced
         meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
         self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
+        self.replicas = sorted({rank for group, _ in self._groups for rank in dist.get_process_group_ranks(group)})
         self._ends: dict[int, list[_End]] = {}
         self._trains = False
         self._trained: list[bool] = []  # which of the parameters were to get a gradient when replicas were compared
@@ -83,6 +84,9 @@ class ShardedChunk(Chunk):
             if self._trained != (trained := [q.requires_grad for q in self._module.parameters()]):
                 self._trained = trained  # frozen or not, on all replicas: so these can be compared anew
                 self._agreed.clear()
+
+    def renew(self) -> None:
+        self._agreed.clear()
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():
@@ -104,10 +108,11 @@ class ShardedChunk(Chunk):
         A backward here would wait for one there that never runs.
         """
         rule = "with fully_shard it must need one alike on all replicas of the stage, in every step"
+        renew = "unless all ranks of all replicas call renew_shapes() before"
         if (agreed := self._agreed.get(microbatch)) is not None:
             raise ValueError(
                 f"a gradient is needed of {_which_of(needs)} that the stage returned for this microbatch, but was of "
-                f"{_which_of(agreed)} in the first training step; {rule}"
+                f"{_which_of(agreed)} in the first training step; {rule}, {renew}"
             )
         known = {dist.get_rank(): needs}
         for group, _ in self._groups:

@@ -229,10 +229,11 @@ class Executor:
     def renew_shapes(self) -> None:
         """Let the next step have other sizes than those before, as sequences of another length.
 
-        Call it on every rank, between steps. That step agrees on shapes as the first one did.
+        Call it on every rank, between steps, and, where stages are sharded over replicas, on those of all replicas.
+        That step agrees on shapes, and on what needs a gradient, as the first one did.
         """
         with self._one_at_a_time("renew_shapes()"):
-            self._exchange.forget_layouts()
+            self._loop.renew()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clip the gradients of all stages together, as `torch.nn.utils.clip_grad_norm_` does in one process.

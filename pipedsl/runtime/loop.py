@@ -86,6 +86,12 @@ class Loop:
             False: [(call, self._prepare(call)) for call in forward_only(calls)],
         }
 
+    def renew(self) -> None:
+        """The next step may have other sizes, and train something else."""
+        self._exchange.forget_layouts()
+        for chunk in self._chunks.values():
+            chunk.renew()
+
     def run(self, given: Given, clock: Clock | None) -> None:
         """Run a step's calls; with a clock, note when each computation and REDUCE began and ended."""
         self._given = given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
@@ -23,20 +24,23 @@ class Position:
     def __init__(self, source: str) -> None:
         self._source = source
         self._noted_peer = -1
+        self._noted_among: Collection[int] = ()
         self._seen: tuple[PlannedCall | str, int] | None = None
         self._since = time.monotonic()
         self.at: PlannedCall | str = _OUTSIDE
         self.steps = 0
         self._turns = 0  # steps, and what else ranks do together
 
-    def begin(self, text: str, *, step: bool) -> None:
+    def begin(self, text: str, *, step: bool, among: Collection[int] = ()) -> None:
         """A step begins, or something else that ranks do together."""
         self.steps += step
         self._turns += 1
-        self.note(text)
+        self.note(text, among=among)
 
-    def note(self, text: str, peer: int = -1) -> None:
+    def note(self, text: str, peer: int = -1, among: Collection[int] = ()) -> None:
+        """`among`: where this one exchanges something with several ranks at once, their numbers in the whole job."""
         self._noted_peer = peer
+        self._noted_among = among
         self.at = text
 
     def leave(self) -> None:
@@ -50,6 +54,11 @@ class Position:
         return self._noted_peer if isinstance(at, str) else at.peer
 
     @property
+    def among(self) -> Collection[int]:
+        """The ranks that this one exchanges something with at once, by their numbers in the whole job."""
+        return self._noted_among if isinstance(self.at, str) else ()
+
+    @property
     def communicating(self) -> bool:
         """True where another rank can be what holds this one up."""
         at = self.at
@@ -59,7 +68,12 @@ class Position:
         at, turns = self.at, self._turns
         if self._seen is None or self._seen[0] is not at or self._seen[1] != turns:
             self._seen, self._since = (at, turns), time.monotonic()
-        return {"where": self.text(at), "peer": self.peer, "seconds": round(time.monotonic() - self._since, 1)}
+        return {
+            "where": self.text(at),
+            "peer": self.peer,
+            "among": list(self.among),
+            "seconds": round(time.monotonic() - self._since, 1),
+        }
 
     def text(self, at: PlannedCall | str) -> str:
         return at if isinstance(at, str) else at.describe(self._source)

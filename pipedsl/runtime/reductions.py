@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 
 from pipedsl.runtime.chunk import Chunk
 from pipedsl.runtime.copies import Copies
@@ -74,7 +75,7 @@ class Reductions:
         watch, where = self._watch, call.describe(self._plan.source)
         for chunk in self._reduced.get(stage, ()):
             watch.stop_if_failed()
-            watch.position.note(f"{where}: reducing gradients over replicas")
+            watch.position.note(f"{where}: reducing gradients over replicas", among=chunk.replicas)
             chunk.reduce()
         self._copies.reduce(stage, watch, where)
         self._average([part for part in self.parts if self._alone.get(part) == stage], f"{where}: ")
@@ -90,5 +91,6 @@ class Reductions:
     def _average(self, parts: Sequence[torch.nn.parallel.DistributedDataParallel], where: str) -> None:
         for part in parts:
             self._watch.stop_if_failed()
-            self._watch.position.note(f"{where}reducing gradients over replicas")
+            replicas = dist.get_process_group_ranks(part.process_group)
+            self._watch.position.note(f"{where}reducing gradients over replicas", among=replicas)
             reduce_gradients(part)

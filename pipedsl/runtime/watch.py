@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipedsl.runtime.elsewhere import Elsewhere
+from pipedsl.runtime.elsewhere import Elsewhere, listed
 from pipedsl.runtime.last_words import LastWords
 from pipedsl.runtime.parting import Parting
 from pipedsl.runtime.patience import StoreSilent
@@ -89,7 +89,7 @@ class Watch:
         if self._message:
             raise PipelineError(f"the pipeline cannot go on after an earlier failure:\n{self._message}")
         self._main_is_back.clear()
-        self.position.begin(what, step=bool(step))
+        self.position.begin(what, step=bool(step), among=() if step else self._wire.ranks)
         self._all_together = not step
         self._turns.begin(f"step {self.position.steps} ({step})" if step else what)
         self._running.set()
@@ -177,11 +177,11 @@ class Watch:
             if not self._running.is_set() or self._main_is_back.is_set():
                 continue
             failure = self._look(self._store)
+            self._elsewhere.look(self._job_store)
             overdue = self.position.report()
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
-                self._elsewhere.look(self._job_store)
                 self._parting.hear(self._store)
                 failure = self._compare_turns() or self._find_ended()
             if failure is not None:
@@ -227,7 +227,7 @@ class Watch:
             self._wire.wake(self.position.peer)
         self._elsewhere.look(self._job_store)
         # Ask the others now: who holds the store may not wait for a rank that is stuck.
-        message = "" if self._main_is_back.wait(_WATCH_POLL / 4) else self._compose(self._store, failure)
+        message = "" if self._main_is_back.wait(_WATCH_POLL / 4) else self._compose(self._store, failure)[0]
         while not self._main_is_back.wait(_WATCH_POLL / 4):
             if not self._running.is_set() or self._closed.is_set():
                 return
@@ -256,6 +256,7 @@ class Watch:
         first = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(first)
         if failure is None and lost:
+            self._tell_elsewhere(first, self._head(first))
             try:
                 store.compare_set("known", "", json.dumps(first))
             except Exception as unknown:
@@ -270,13 +271,19 @@ class Watch:
         if failure is None:
             failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
-        if "alone" not in failure:
-            self._elsewhere.tell(self._own_job_store, self._head(failure))
+        self._tell_elsewhere(failure, self._head(failure))
         self._say_where(store, failure)
-        self._message = self._compose(store, failure)
+        self._message, head = self._compose(store, failure)
+        self._tell_elsewhere(failure, head)
         self._leave(store, failure)
         self._leave_state()
         return PipelineError(self._message)
+
+    def _tell_elsewhere(self, failure: Report, said: str) -> None:
+        """Let other pipelines know, whose failure may be due to this one; or the other way round."""
+        if "alone" not in failure:
+            sure = failure["why"] not in ("lost", "waited") or failure["peer"] >= 0
+            self._elsewhere.tell(self._own_job_store, said, sure=sure)
 
     def _announce(self, failure: Report) -> None:
         """Say what is known, in one line."""
@@ -397,7 +404,8 @@ class Watch:
             return f"the ranks do different things: {text}; {rank} stood at {where}"
         return f"{text}: {rank} stood at {where}"
 
-    def _compose(self, store: Store, failure: Report) -> str:
+    def _compose(self, store: Store, failure: Report) -> tuple[str, str]:
+        """The message, and what of it says what has happened."""
         states = self._answers = {} if "alone" in failure else self._gather(store, failure)
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
@@ -406,8 +414,8 @@ class Watch:
         head = self._head(failure)
         if failure["why"] == "lost":
             involved.add(int(failure["peer"]))
-            if failure["peer"] < 0 and silent:  # it exchanged something with all, and these may be whom it has lost
-                head += f"; {names} {'does' if len(silent) == 1 else 'do'} not answer"
+        if failure["why"] in ("lost", "waited"):
+            head += self._missing(failure, silent)
         if failure["why"] == "waited":
             culprit = _end_of_chain(origin, failure, states)
             involved.add(culprit)
@@ -434,7 +442,18 @@ class Watch:
         if self._elsewhere.text:
             lines.append(f"  {self._elsewhere.text}")
         lines.append(f"  this is {self._here}")
-        return "\n".join(lines)
+        return "\n".join(lines), head
+
+    def _missing(self, failure: Report, silent: list[int]) -> str:
+        """Of those that a failure may be due to, where one rank is not known to be, who does not answer; or nothing."""
+        among = failure["among"]
+        if failure["peer"] >= 0 or "alone" in failure or (failure["why"] == "waited" and not among):
+            return ""
+        gone = [called(self._wire, rank) for rank in silent if not among or self._wire.ranks[rank] in among]
+        if not gone:
+            others = set(among) - set(self._wire.ranks)
+            gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._own_job_store, others)]
+        return f"; {listed(gone)} {'does' if len(gone) == 1 else 'do'} not answer" if gone else ""
 
     def _failed_alone(self, store: Store, ranks: list[int]) -> list[str]:
         """What has failed on these ranks in what they did by themselves, as saving; in lines."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pipedsl.runtime.elsewhere import Elsewhere
 from tests.support import compiled
-from tests.support.nccl_like import LAZY, Fabric, Rank, Wire, run_ranks
+from tests.support.nccl_like import LAZY, Fabric, Rank, Released, Wire, run_ranks
 from tests.support.worker import load
 
 PATIENCE = 50.0  # seconds, where it is not time that runs out
@@ -110,6 +110,34 @@ def test_who_stands_still_knows_why_before_its_connection_is_lost(tmp_path: Path
         assert "ValueError: a fault made on purpose" in text
 
 
+def test_a_rank_that_another_pipeline_has_lost_is_named_though_nobody_says_so(tmp_path: Path) -> None:
+    """The rest of its pipeline has not noticed yet. Who is in a step answers."""
+    module = load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
+    over = threading.Event()
+
+    def before(wire: Part) -> None:
+        if wire.ranks[wire.rank] == 3:
+            raise Released("the other end is gone")
+
+    def body(wire: Part) -> None:
+        pipe = module.Pipeline(
+            Stage(lambda: before(wire)), functional.mse_loss, process_group=wire, timeout=4 * PATIENCE
+        )
+        try:
+            if wire.ranks[wire.rank] == 1:
+                over.wait(PATIENCE)
+            else:
+                pipe.step(torch.ones(4, 2), torch.ones(4, 2))
+        finally:
+            if wire.ranks[wire.rank] == 2:
+                over.set()
+
+    said = [str(rank.error) for rank in two_pipelines(body)]
+    for text in said[2:]:
+        assert "lost its connection to another rank at F of stage 1, microbatch 1" in text
+        assert "Released: the other end is gone; global rank 1 does not answer\n" in text
+
+
 def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
     module = load(compiled.compile_to(tmp_path / "x.py", compiled.ONE_F_ONE_B, p=2, m=2))
     told = threading.Event()
@@ -148,6 +176,44 @@ def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
 
 def part(rank: int, job: Any, name: str = "1") -> tuple[Elsewhere, Any]:
     return Elsewhere(Part(Fabric(2, LAZY), rank % 2, rank - rank % 2, job), name, 4 * PATIENCE, job), job
+
+
+def test_who_has_lost_a_known_rank_explains_who_has_lost_another() -> None:
+    job = dist.HashStore()
+    first, second, third = (part(rank, job)[0] for rank in (0, 2, 4))
+    first.tell(job, "lost another", sure=False)
+    third.look(job)
+    assert third.text == "before that the pipeline of global ranks 0, 1 failed: lost another"
+    second.tell(job, "lost rank 1")
+    first.tell(job, "lost another, 3 does not answer", sure=False)
+    for each in (first, third):
+        each.look(job)
+        assert each.text == "before that the pipeline of global ranks 2, 3 failed: lost rank 1"
+    assert second.text == "before that the pipeline of global ranks 0, 1 failed: lost another"
+
+
+def test_the_first_that_has_lost_another_is_told_of_again_when_more_is_known() -> None:
+    job = dist.HashStore()
+    first, second, third = (part(rank, job)[0] for rank in (0, 2, 4))
+    first.tell(job, "lost another", sure=False)
+    second.tell(job, "lost another, too", sure=False)
+    first.tell(job, "lost another; 3 does not answer", sure=False)
+    third.look(job)
+    assert third.text.endswith(" 0, 1 failed: lost another; 3 does not answer")
+
+
+def test_who_looks_answers() -> None:
+    job = dist.HashStore()
+    parts = [part(rank, job)[0] for rank in range(4)]
+    parts[2].tell(job, "lost another", sure=False)
+    parts[1].look(job)
+    assert parts[2].silent(job, ()) == parts[3].silent(job, (0, 1, 2, 3)) == [0]
+    assert parts[2].silent(job, (1, 3)) == []
+    parts[0].look(job)
+    assert parts[2].silent(job, ()) == []
+    parts[0].tell(job, "why")
+    parts[3]._self[1] = "another that nobody answered"
+    assert parts[3].silent(job, ()) == []  # since why is known
 
 
 def test_the_host_stays_until_all_ranks_know() -> None:

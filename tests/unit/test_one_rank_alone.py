@@ -144,6 +144,28 @@ def test_who_does_not_answer_where_all_meet_is_named_at_once(p: int, says: str, 
     assert str(first.error).splitlines()[0].endswith(head)
 
 
+def test_who_is_stopped_where_all_meet_is_named_at_once(module: Any) -> None:
+    """It waits for the whole of them there, so nothing leads to anybody."""
+    over = threading.Event()
+
+    def body(wire: Any) -> None:
+        pipe = module.Pipeline(nn.Linear(2, 2), functional.mse_loss, process_group=wire, timeout=3600)
+        step(pipe)
+        if wire.rank == 1:
+            over.wait(50)
+            return
+        pipe._watch._timeout = 0.1
+        try:
+            pipe.clip_grad_norm_(1.0)
+        finally:
+            over.set()
+
+    first, second = run_ranks(Fabric(2, LAZY), body)
+    assert second.error is None
+    head = "nothing happened for 0.1 s: rank 0 stood at clipping the gradients; rank 1 does not answer"
+    assert str(first.error).splitlines()[0].endswith(head)
+
+
 def test_who_is_named_already_is_not_named_twice(module: Any) -> None:
     class Loses(Wire):
         def isend(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:

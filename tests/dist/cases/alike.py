@@ -316,3 +316,53 @@ def first_gradients_of_sharded_parameters_that_are_views(job: Job) -> None:
         fully_shard(stages[own], mesh=both["data"])
         pipeline(job, name, stages[own], both.get_group("pipe")).step(*tokens(replica))
         check(stages[own], expected[own])
+
+
+class Hands(nn.Module):
+    """Trains one of the two tensors that it is given, and hands on the other as it is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, width)
+
+    def forward(self, x: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(x[0]), x[1]
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.other = nn.Embedding(11, 6), nn.Embedding(11, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(x), self.other(x)
+
+
+def of_both(y: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(y[0] + y[1], targets)
+
+
+@case
+def an_earlier_stage_is_frozen(job: Job) -> None:
+    """What the next one hands on needs no gradient any more, though nothing has changed there."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        torch.manual_seed(21)
+        stages = [Two(), Hands(5)]
+        expected = copy.deepcopy(stages)
+        fully_shard(stages[own], mesh=both["data"])
+        pipe = job.compiled(f"{name}_2").Pipeline(
+            stages[own], of_both, process_group=both.get_group("pipe"), timeout=PATIENCE
+        )
+        for step in range(3):
+            if step == 1:
+                for stage in (expected[0], *([] if own else [stages[0]])):
+                    stage.requires_grad_(False)
+                pipe.renew_shapes()
+            for each in range(REPLICAS):
+                batch, targets = tokens(10 * step + each)
+                for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                    (of_both(expected[1](expected[0](x)), y) / M / REPLICAS).backward()
+            pipe.step(*tokens(10 * step + replica))
+        check(stages[own], expected[own])
