@@ -22,25 +22,31 @@ class Turns:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._lately: deque[tuple[int, str]] = deque(maxlen=_SAID)
-        self._begun = 0
-        self._told = (0, False)
+        self._now = self._told = (0, True)  # the turns that have begun, and whether the last one is over
 
     def begin(self, label: str) -> None:
         """Another turn, in words that all ranks have for it: `step 7 (training)`."""
-        self._begun += 1
-        self._lately.append((self._begun, label))
+        turn = self._now[0] + 1
+        self._lately.append((turn, label))
+        self._now = turn, False
+
+    def end(self) -> None:
+        """The turn is over."""
+        self._now = self._now[0], True
 
     @property
     def label(self) -> str:
         """The last turn that has begun; empty before the first."""
-        return self._lately[-1][1] if self._begun else ""
+        return self._lately[-1][1] if self._lately else ""
 
-    def tell(self, store: Store, *, over: bool) -> None:
+    def tell(self, store: Store) -> None:
         """Let the others know of the last turns, and whether the last one is over; once."""
-        news = (self._begun, over)
-        if self._begun and news != self._told:
+        turn, over = news = self._now  # another may begin meanwhile
+        if news != self._told:
             self._told = news
-            store.set(self._key(self._rank), json.dumps([over, list(self._lately.copy())]))
+            store.set(
+                self._key(self._rank), json.dumps([over, [each for each in self._lately.copy() if each[0] <= turn]])
+            )
 
     def told(self, store: Store, rank: int) -> tuple[bool, dict[int, str]]:
         """What another rank has last told: whether its last turn was over, and its turns by number."""
@@ -53,7 +59,7 @@ class Turns:
     def is_over(self, store: Store, rank: int) -> bool:
         """Whether another rank has told that it is done with the turn that this one is in."""
         over, theirs = self.told(store, rank)
-        return over and max(theirs) >= self._begun
+        return over and max(theirs) >= self._now[0]
 
     def parted(self, store: Store, others: Iterable[int]) -> str:
         """Which of these ranks did something else in one turn than this rank did, and what; empty where none did."""

@@ -98,6 +98,7 @@ class Watch:
     def end(self) -> None:
         self._last_words.remove()
         self._running.clear()
+        self._turns.end()
         self.position.leave()
 
     @contextlib.contextmanager
@@ -169,10 +170,10 @@ class Watch:
     def _loop(self) -> None:
         while True:
             if not self._running.wait(_STANDING):
-                self._tell(over=True)  # once: it may be waited for
+                self._tell()  # once: it may be waited for
                 self._running.wait()
             if self._closed.wait(_WATCH_POLL):
-                self._tell(over=True)
+                self._tell()
                 return
             if not self._running.is_set() or self._main_is_back.is_set():
                 continue
@@ -187,13 +188,13 @@ class Watch:
             if failure is not None:
                 self._bring_back(failure)
 
-    def _tell(self, *, over: bool) -> None:
+    def _tell(self) -> None:
         with contextlib.suppress(Exception):  # a store that is gone: the next look says so
-            self._turns.tell(self._store, over=over)
+            self._turns.tell(self._store)
 
     def _compare_turns(self) -> Report | None:
         """A failure, where this rank stands still for a rank that does something else."""
-        self._tell(over=False)
+        self._tell()
         position = self.position
         at, peer = position.at, position.peer
         if not isinstance(at, str) and not position.communicating:

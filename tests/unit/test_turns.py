@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def take(store: Any, rank: int, *labels: str) -> Turns:
     turns = Turns(rank)
     for label in labels:
         turns.begin(label)
-    turns.tell(store, over=False)
+    turns.tell(store)
     return turns
 
 
@@ -49,14 +50,32 @@ def test_news_are_told_once() -> None:
 
     store = Counting()
     turns = Turns(3)
-    turns.tell(store, over=True)
+    turns.tell(store)
     assert (store.said, turns.label) == ([], "")
     turns.begin("a")
     for _ in range(3):
-        turns.tell(store, over=False)
+        turns.tell(store)
+    turns.end()
     for _ in range(3):
-        turns.tell(store, over=True)
+        turns.tell(store)
     assert store.said == ['[false, [[1, "a"]]]', '[true, [[1, "a"]]]']
+
+
+def test_a_turn_that_begins_while_the_last_is_told_is_not_told_to_be_over() -> None:
+    """Else nobody who waits for this rank would find that its process has ended."""
+    store = dist.HashStore()
+    turns, other = take(store, 0, "a"), take(store, 1, "a", "b")
+    turns.end()
+
+    class Lately(deque[tuple[int, str]]):
+        def copy(self) -> Lately:
+            turns.begin("b")
+            return Lately(self)
+
+    turns._lately = Lately(turns._lately)
+    turns.tell(store)
+    assert other.told(store, 0) == (True, {1: "a"})
+    assert not other.is_over(store, 0)
 
 
 def test_a_rank_outside_of_a_step_lets_the_others_know_by_itself(tmp_path: Path) -> None:
