@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.deferred import is_watched, run_backward
 
+_ACCUMULATES = "torch::autograd::AccumulateGrad"  # the node of a leaf
 _WRAPPED_BEFORE = "DistributedDataParallel was made, which does not reduce their gradients: wrap the module again"
 
 
@@ -52,9 +53,10 @@ class ShardedChunk(Chunk):
     where `reduced`, by `reduce`.
 
     The stage's replicas gather its parameters in forwards and in backwards, and must do so in one order. So where no
-    gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same. That
-    needs outputs to begin with, so which of them need a gradient must be the same on all replicas: it is compared in
-    the first training step, and in that after `renew`; else each replica looks only whether it has changed here.
+    gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same, and
+    one that does for some outputs begins with zeros where another replica has a gradient. That needs outputs to begin
+    with, so which of them need a gradient must be the same on all replicas. This, and which of several have one on any,
+    is found out in the first training step, and in that after `renew`; else each replica looks only at what is new.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -69,6 +71,7 @@ class ShardedChunk(Chunk):
         self._trains = False
         self._trained: list[bool] = []  # which of the parameters were to get a gradient when replicas were compared
         self._agreed: dict[int, list[bool]] = {}  # by microbatch: which of what the module returned needs a gradient
+        self._begun: dict[int, list[bool]] = {}  # and with which of those some replica's backward begins
         self._told: list[Any] = []  # what is under way, and has to live until it has been sent
         self._left = 0
         self._ran = False  # whether any backward had a gradient in this step
@@ -83,10 +86,11 @@ class ShardedChunk(Chunk):
             self._synchronise(False)
             if self._trained != (trained := [q.requires_grad for q in self._module.parameters()]):
                 self._trained = trained  # frozen or not, on all replicas: so these can be compared anew
-                self._agreed.clear()
+                self.renew()
 
     def renew(self) -> None:
         self._agreed.clear()
+        self._begun.clear()
 
     def _call(self, microbatch: int, value: Any, extras: Mapping[str, Any]) -> Any:
         if torch.is_inference_mode_enabled():
@@ -114,20 +118,25 @@ class ShardedChunk(Chunk):
                 f"a gradient is needed of {_which_of(needs)} that the stage returned for this microbatch, but was of "
                 f"{_which_of(agreed)} in the first training step; {rule}, {renew}"
             )
-        known = {dist.get_rank(): needs}
-        for group, _ in self._groups:
-            found: list[dict[int, list[bool]]] = [{}] * group.size()
-            dist.all_gather_object(found, known, group)
-            known = {rank: theirs for each in found for rank, theirs in each.items()}
+        known = self._gather(needs)
         if any(theirs != needs for theirs in known.values()):
             said = ", ".join(f"{_which_of(known[rank])} on global rank {rank}" for rank in sorted(known))
             differ = "replicas differ in what needs a gradient of what the stage returned for this microbatch"
             raise ValueError(f"{differ}: {said}; {rule}")
         self._agreed[microbatch] = needs
 
+    def _gather(self, own: list[bool]) -> dict[int, list[bool]]:
+        """What every replica says, by its number in the job."""
+        known = {dist.get_rank(): own}
+        for group, _ in self._groups:
+            found: list[dict[int, list[bool]]] = [{}] * group.size()
+            dist.all_gather_object(found, known, group)
+            known = {rank: theirs for each in found for rank, theirs in each.items()}
+        return known
+
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
-        ends = self._ends.pop(microbatch)
         runs = any(gradient is not None for gradient in gradients)
+        ends = self._without_gradient(microbatch, gradients)
         self._ran |= runs
         self._left -= 1
         reduces = self._left == 0 and not self.reduced
@@ -137,32 +146,44 @@ class ShardedChunk(Chunk):
             ends, reduces = [], False
             self._reshard()
         if runs:
-            zeros = self._beside_gradients(microbatch, ends, gradients)
-            found = super().backward(microbatch, [*gradients, *zeros])
-            if reduces:  # what a backward before has reached, and this one has not
-                self._end_backward()
-            return found
-        inputs = self._kept.pop(microbatch).inputs
-        if ends:
-            with _adding_zeros(self._sharded):
-                run_backward([end.edge for end in ends], [end.zeros() for end in ends])
-        elif reduces:  # and there is nothing to run a backward of
+            kept = self._kept[microbatch]
+            kept.outputs = [*kept.outputs, *(end.edge for end in ends)]
+            found = super().backward(microbatch, [*gradients, *(end.zeros() for end in ends)])
+        else:
+            found = [None] * len(self._kept.pop(microbatch).inputs)
+            if ends:
+                with _adding_zeros(self._sharded):
+                    run_backward([end.edge for end in ends], [end.zeros() for end in ends])
+        if reduces:  # what a backward before has reached, and this one has not, or there was nothing to run
             self._end_backward()
-        return [None] * len(inputs)
+        return found
 
-    def _beside_gradients(self, microbatch: int, ends: list[_End], gradients: Gradients) -> list[torch.Tensor]:
-        """Zeros for the outputs that no gradient comes back for, from where the backward is to start, too.
+    def _without_gradient(self, microbatch: int, gradients: Gradients) -> list[_End]:
+        """The outputs that have no gradient here, but do on another replica.
 
-        Else it would not gather what these were made with, where that of another replica does.
+        A backward that does not begin with them would not gather what these were made with, where the other's does.
+        Of one output alone that is not asked.
         """
+        ends = self._ends.pop(microbatch)
+        given = zip(self._kept[microbatch].outputs, gradients, strict=True)
+        starts = [edge for edge, gradient in given if gradient is not None]
         if len(ends) < 2:
-            return []
-        kept = self._kept[microbatch]
-        given = zip(kept.outputs, gradients, strict=True)
-        reached = {_name_of(edge) for edge, gradient in given if gradient is not None}
-        others = [end for end in ends if _name_of(end.edge) not in reached]
-        kept.outputs = [*kept.outputs, *(end.edge for end in others)]
-        return [end.zeros() for end in others]
+            return [] if starts else ends
+        begun = _reached(starts, [end.edge for end in ends])
+        known = self._begun.get(microbatch)
+        if known is None:
+            replicas = self._gather(begun).values()
+            known = [any(each) for each in zip(*replicas, strict=True)]
+            if any(known):  # else all ask again in the next step
+                self._begun[microbatch] = known
+        if any(here and not anywhere for here, anywhere in zip(begun, known, strict=True)):
+            raise ValueError(
+                f"the loss depends on {_which_of(begun)} that the stage returned for this microbatch and needs a "
+                f"gradient, but on {_which_of(known)} in the first training step, on all replicas; with fully_shard "
+                "let it always depend on the same, as by adding 0 * output.sum(), or call renew_shapes() on all ranks "
+                "of all replicas before"
+            )
+        return [end for end, here, anywhere in zip(ends, begun, known, strict=True) if anywhere and not here]
 
     def backward_input(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         return self.backward(microbatch, gradients)
@@ -233,6 +254,23 @@ def _which_of(needs: Sequence[bool]) -> str:
 
 def _is_trained(y: Any) -> bool:
     return isinstance(y, torch.Tensor) and y.requires_grad
+
+
+def _reached(starts: Sequence[torch.Tensor | GradientEdge], ends: Sequence[torch.Tensor | GradientEdge]) -> list[bool]:
+    """Which of the ends a backward from these starts comes to first: a loss is made of outputs, or they are outputs."""
+    names = [_name_of(end) for end in ends]
+    waiting, found, seen = list(starts), set(), set()
+    while waiting:
+        edge = waiting.pop()
+        if (name := _name_of(edge)) in names:
+            found.add(name)
+        elif isinstance(edge, GradientEdge) and edge.node not in seen:
+            seen.add(edge.node)  # and so kept: its number is not another one's meanwhile
+            for node, number in edge.node.next_functions:
+                if node is not None:
+                    leaf = getattr(node, "variable", None) if node.name() == _ACCUMULATES else None
+                    waiting.append(GradientEdge(node, number) if leaf is None else leaf)
+    return [name in found for name in names]
 
 
 def _name_of(edge: torch.Tensor | GradientEdge) -> tuple[int, int]:

@@ -6,6 +6,7 @@ Ranks are those of `composing`.
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -366,3 +367,82 @@ def an_earlier_stage_is_frozen(job: Job) -> None:
                     (of_both(expected[1](expected[0](x)), y) / M / REPLICAS).backward()
             pipe.step(*tokens(10 * step + replica))
         check(stages[own], expected[own])
+
+
+class Extra(nn.Module):
+    """Returns, besides what the loss depends on, the root of a sum that is 0, and what a head of its own makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 5), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.inner(x), (x - x).pow(2).sum().sqrt(), self.head(x)
+
+
+class Takes(nn.Module):
+    """A loss of the first output and, in the microbatches that it is told, of the last one."""
+
+    def __init__(self, *microbatches: int) -> None:
+        super().__init__()
+        self.microbatches = microbatches
+        self.calls = -1
+
+    def forward(self, y: tuple[torch.Tensor, torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        loss = functional.cross_entropy(y[0], targets)
+        return loss + y[2].mean() if self.calls % M in self.microbatches else loss
+
+
+@case
+def outputs_that_the_loss_does_not_depend_on(job: Job) -> None:
+    """Nothing runs there in one process: zeros may become NaN, and gradients that are none would be decayed.
+
+    Where it does on one replica alone, or in another microbatch, both gather alike.
+    """
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name, uses in itertools.product(BOTH, (((), ()), ((1,), ()), ((0, M - 1), (1, M - 1)))):
+        torch.manual_seed(22)
+        stages: list[nn.Module] = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6)), Extra()]
+        expected = copy.deepcopy(stages)
+        for step, each in itertools.product(range(2), range(REPLICAS)):
+            batch, targets = tokens(10 * step + each)
+            loss_fn = Takes(*uses[each])
+            for x, y in zip(batch.chunk(M), targets.chunk(M), strict=True):
+                (loss_fn(expected[1](expected[0](x)), y) / M / REPLICAS).backward()
+        stage = stages[own]
+        if own:
+            fully_shard(stage.head, mesh=both["data"])
+        fully_shard(stage, mesh=both["data"])
+        pipe = pipeline(job, name, stage, both.get_group("pipe"), Takes(*uses[replica]))
+        for step in range(2):
+            pipe.step(*tokens(10 * step + replica))
+        check(stage, expected[own])
+        for ours, theirs in zip(stage.parameters(), expected[own].parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None), (name, uses)
+
+
+@case
+def an_output_that_the_loss_comes_to_depend_on(job: Job) -> None:
+    """Which the other replica cannot know, unless shapes are renewed on both."""
+    both = mesh()
+    replica, own = both.get_local_rank("data"), both.get_local_rank("pipe")
+    for name in BOTH:
+        stage = [nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6)), Extra()][own]
+        loss_fn = Takes()
+        compiled = job.compiled(f"{name}_2")
+        fully_shard(stage, mesh=both["data"])
+        pipe = compiled.Pipeline(stage, loss_fn, process_group=both.get_group("pipe"), timeout=PATIENCE)
+        pipe.step(*tokens(replica))
+        loss_fn.microbatches = (2,) if replica else ()
+        pipe.renew_shapes()
+        for step in range(2):
+            pipe.step(*tokens(10 * step + replica))
+        loss_fn.microbatches = (3,)
+        message = (
+            r"[BI] of stage 1, microbatch 3 .*: the loss depends on 0, 2 \(of 0 to 2\) that the stage returned for this "
+            r"microbatch and needs a gradient, but on 0 \(of 0 to 2\) in the first training step"
+        )
+        with pytest.raises(compiled.PipelineError, match=message):
+            pipe.step(*tokens(replica))
