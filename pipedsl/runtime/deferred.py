@@ -61,7 +61,8 @@ class _Waiting(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, use: _Use) -> torch.Tensor:
-        ctx.save_for_backward(x, use.rule.keep(use.weight))
+        # As torch keeps it: else the module may write to it for the next microbatch.
+        ctx.save_for_backward(x, use.rule.keep(use.weight) if ctx.needs_input_grad[0] else None)
         ctx.set_materialize_grads(False)
         ctx.use = use
         return use.rule.run(use.module, x, use.weight, use.bias)
@@ -91,7 +92,7 @@ class _Again(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, use: _Use) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None)
         ctx.set_materialize_grads(False)
         ctx.use = use
         return use.rule.run(use.module, x, weight, bias)
@@ -105,7 +106,7 @@ class _Again(torch.autograd.Function):
         wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
         return (
             rule.of_input(settings, gradient, x, weight) if wants_input else None,
-            rule.of_weight(settings, gradient, x, weight) if wants_weight else None,
+            rule.of_weight(settings, gradient, x, ctx.use.weight) if wants_weight else None,  # its sizes alone count
             rule.of_bias(gradient) if wants_bias else None,
             None,
         )

@@ -125,6 +125,7 @@ class Exchange:
         self.renewed = False
         if self._other_ways:
             self._forget_other_ways()
+        self._writes.begin(self.agreement)
         if train:
             self._presence.begin(self.agreement)
         if not self._warm:
@@ -135,7 +136,6 @@ class Exchange:
         """What crosses the stage boundaries is agreed anew in the next step. On every rank, between steps."""
         self._layouts.clear()
         self._bare.clear()
-        self._writes.forget()
         for link in self._wire.links.values():
             link.forget_sizes()
         self.agreement += not self.renewed

@@ -28,12 +28,13 @@ class Writes:
         self._told: dict[tuple[bool, int], set[int]] = {}
         self._runs: dict[int, int] = {}  # in this step, by stage
         self._written: dict[int, set[int]] = {}
-        self._agreements = 0
+        self._agreement = 0
 
-    def forget(self) -> None:
-        """What is shared is agreed on anew, on every rank."""
-        self._told.clear()
-        self._agreements += 1
+    def begin(self, agreement: int) -> None:
+        """A step begins. `agreement`: what was told under another number is forgotten."""
+        if agreement != self._agreement:
+            self._told.clear()
+            self._agreement = agreement
 
     def tell(self, train: bool, stage: int, agreed: Collection[int], shared: Collection[int]) -> None:
         """These inputs of a stage on another rank share memory, by number; those `agreed` on it knows."""
@@ -68,7 +69,7 @@ class Writes:
             self._refuse(stage, set(json.loads(self._store.get(key))).intersection(written))
 
     def _told_under(self, train: bool, stage: int) -> str:
-        return f"shared/{self._agreements}/{'train' if train else 'eval'}/{stage}"
+        return f"shared/{self._agreement}/{'train' if train else 'eval'}/{stage}"
 
     def _refuse(self, stage: int, inputs: Collection[int]) -> None:
         if inputs:

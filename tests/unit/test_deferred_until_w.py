@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pipedsl.runtime import deferred
+from pipedsl.runtime.chunk import Chunk
 from tests.support.splitting import Split, compare, gradient_for
 
 
@@ -143,3 +145,41 @@ def test_a_module_that_the_stage_has_no_more_is_let_go() -> None:
     ours.chunk.begin()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "embedding"])
+def test_a_weight_that_no_input_s_gradient_is_made_with_may_be_written_to(kind: str, checkpointed: bool) -> None:
+    """As by a first layer that clamps its weights in each forward: torch keeps none of them for the backward."""
+
+    class Clamps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 5) if kind == "linear" else nn.Embedding(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.inner.weight.clamp_(-0.2, 0.2)
+            if not checkpointed:
+                y: torch.Tensor = self.inner(x)
+                return y
+            again: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return again
+
+    torch.manual_seed(5)
+    module = Clamps()
+    theirs = copy.deepcopy(module)
+    inputs = [torch.randn(3, 4), torch.randn(3, 4)] if kind == "linear" else [torch.arange(3), torch.arange(1, 4)]
+    chunk = Chunk(module, range(2))
+    chunk.begin()
+    outputs = [theirs(x) for x in inputs]
+    for i, x in enumerate(inputs):
+        chunk.keep(i, [chunk.run_first(i, x, {})])
+    for i, y in enumerate(outputs):
+        y.backward(gradient_for(y))
+        chunk.backward_input(i, [gradient_for(y)])
+        assert len(chunk._products[i]) == 1
+    for i in range(2):
+        chunk.backward_weight(i)
+    for q, r in zip(module.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, r.grad)
