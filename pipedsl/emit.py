@@ -47,6 +47,7 @@ RUNTIME_MODULES = (
     "elsewhere",
     "parting",
     "rendezvous",
+    "wording",
     "watch",
     "timeline",
     "neighbours",

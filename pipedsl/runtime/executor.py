@@ -30,8 +30,9 @@ from pipedsl.runtime.scaling import unscale_over_ranks
 from pipedsl.runtime.tied import Tied
 from pipedsl.runtime.timeline import Timeline, gather_timeline
 from pipedsl.runtime.tree import split
-from pipedsl.runtime.watch import Watch, close_with, fate_of
+from pipedsl.runtime.watch import Watch, close_with
 from pipedsl.runtime.wire import Wire, text_of
+from pipedsl.runtime.wording import fate_of
 
 CountFunction = Callable[[Any], float | torch.Tensor]
 

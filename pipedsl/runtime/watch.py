@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import threading
 import time
 import weakref
@@ -27,13 +26,13 @@ from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
 from pipedsl.runtime.turns import Turns
-from pipedsl.runtime.wire import ConnectionLost, Store, Wire, called, say, text_of
+from pipedsl.runtime.wire import ConnectionLost, Store, Wire, called, say
+from pipedsl.runtime.wording import ENDED, end_of_chain, fate_of, head_of, in_short
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
 _GATHER = 2.0  # seconds that a failing rank gives the others to say where they stand
 _GRACE = 5.0  # seconds that a rank has to come out of what blocks it
-_ENDED = "has ended (the connection to it is closed)"
 
 
 class Watch:
@@ -112,18 +111,18 @@ class Watch:
         try:
             yield
         except BaseException as error:
-            known = None if isinstance(error, PipelineError) else self._own_failure("raised", _in_short(error))
+            known = None if isinstance(error, PipelineError) else self._own_failure("raised", in_short(error))
             if awaited:
                 known = self._tell_all(error, known)
             elif known is not None:  # whoever comes to wait for this rank will know
                 with contextlib.suppress(Exception):
-                    self._own_store.set(f"alone/{self._wire.rank}", self._head(known))
-                    self._parting.tell(self._own_store, self._head(known))
+                    self._own_store.set(f"alone/{self._wire.rank}", head_of(self._wire, known))
+                    self._parting.tell(self._own_store, head_of(self._wire, known))
             if self._post_mortem is not None:
-                said = f"pipeline {self._plan.title}: {self._head(known)}" if known else str(error)
+                said = f"pipeline {self._plan.title}: {head_of(self._wire, known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
             if awaited and known is not None and isinstance(error, Exception):
-                raise CannotStart(self._plan, self._head(known)) from error
+                raise CannotStart(self._plan, head_of(self._wire, known)) from error
             raise
         finally:
             self._last_words.remove()
@@ -133,7 +132,7 @@ class Watch:
         """While the ranks meet: PipelineError where one of them has failed at that, or their store is gone."""
         failure = self._look(self._own_store)
         if failure is not None:
-            raise CannotStart(self._plan, self._head(failure))
+            raise CannotStart(self._plan, head_of(self._wire, failure))
 
     def _tell_all(self, error: BaseException, known: Report | None) -> Report | None:
         """Let the other ranks, which make their pipelines too, know why this one has none; what is known then."""
@@ -146,7 +145,7 @@ class Watch:
             self._declare(store, "unmet", error.why)
         self._say_where(store, known or {})
         if isinstance(error, CannotStart) or known is not None:
-            why = error.why if isinstance(error, CannotStart) else self._head(known or {})
+            why = error.why if isinstance(error, CannotStart) else head_of(self._wire, known or {})
             self._elsewhere.tell(self._own_job_store, why)
         self._linger(store)
         return known
@@ -247,7 +246,7 @@ class Watch:
         self._main_is_back.set()
         store = self._own_store
         known = isinstance(error, ConnectionLost)
-        text = _in_short(error.__cause__ if known and error.__cause__ else error)
+        text = in_short(error.__cause__ if known and error.__cause__ else error)
         # Or what a module or its replicas have exchanged with ranks of their own.
         lost = known or (isinstance(error, Exception) and self._wire.lost(error))
         failure = self.failure
@@ -257,7 +256,7 @@ class Watch:
         first = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(first)
         if failure is None and lost:
-            self._tell_elsewhere(first, self._head(first))
+            self._tell_elsewhere(first, head_of(self._wire, first))
             try:
                 store.compare_set("known", "", json.dumps(first))
             except Exception as unknown:
@@ -272,7 +271,7 @@ class Watch:
         if failure is None:
             failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
-        self._tell_elsewhere(failure, self._head(failure))
+        self._tell_elsewhere(failure, head_of(self._wire, failure))
         self._say_where(store, failure)
         self._message, head = self._compose(store, failure)
         self._tell_elsewhere(failure, head)
@@ -291,7 +290,7 @@ class Watch:
         self._announced = True
         self._known = failure
         here = "" if failure["rank"] == self._wire.rank else f"; {self._here} was at {self._where()}"
-        self._said = f"pipeline {self._plan.title}: {self._head(failure)}{here}{self._before()}"
+        self._said = f"pipeline {self._plan.title}: {head_of(self._wire, failure)}{here}{self._before()}"
         say(self._said)
 
     def _compose_last_words(self) -> str:
@@ -300,7 +299,7 @@ class Watch:
             return ""
         failure = self.failure or self._look(self._store) or self._look(self._store, "known")
         self._elsewhere.look(self._job_store)
-        known = "" if failure is None else f"; {self._head(failure)}"
+        known = "" if failure is None else f"; {head_of(self._wire, failure)}"
         self._known = failure
         self._said = f"pipeline {self._plan.title}: {self._here} was told to end (SIGTERM) at {self._where()}{known}"
         self._said += self._before()
@@ -346,7 +345,7 @@ class Watch:
         if peer is not None:
             own["peer"] = peer
         try:
-            if self._fate == _ENDED:  # torch would say so at length, each time that it is asked
+            if self._fate == ENDED:  # torch would say so at length, each time that it is asked
                 return {**own, "alone": True}
             winner: Report = json.loads(store.compare_set("failure", "", json.dumps(own)))
         except Exception as error:
@@ -389,22 +388,6 @@ class Watch:
                 time.sleep(_WATCH_POLL / 10)
             self._elsewhere.leave(self._own_job_store)
 
-    def _head(self, failure: Report) -> str:
-        """A failure in one line: who, where, what."""
-        rank, where, text = called(self._wire, failure["rank"]), failure["where"], failure["text"]
-        if failure["why"] == "unmet":
-            return str(text)
-        if failure["why"] == "raised":
-            return f"{rank} failed at {where}: {text}"
-        if failure["why"] == "lost":
-            peer = called(self._wire, failure["peer"]) if failure["peer"] >= 0 else "another rank"
-            return f"{rank} lost its connection to {peer} at {where}: {text}"
-        if failure["why"] == "store":
-            return f"{self._wire.store_host}, which holds the ranks' store, {text}; {rank} stood at {where}"
-        if failure["why"] == "parted":
-            return f"the ranks do different things: {text}; {rank} stood at {where}"
-        return f"{text}: {rank} stood at {where}"
-
     def _compose(self, store: Store, failure: Report) -> tuple[str, str]:
         """The message, and what of it says what has happened."""
         states = self._answers = {} if "alone" in failure else self._gather(store, failure)
@@ -412,13 +395,13 @@ class Watch:
         involved = {self._wire.rank, origin}
         silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]
         names = ", ".join(called(self._wire, rank) for rank in silent)
-        head = self._head(failure)
+        head = head_of(self._wire, failure)
         if failure["why"] == "lost":
             involved.add(int(failure["peer"]))
         if failure["why"] in ("lost", "waited"):
             head += self._missing(failure, silent)
         if failure["why"] == "waited":
-            culprit = _end_of_chain(origin, failure, states)
+            culprit = end_of_chain(origin, failure, states)
             involved.add(culprit)
             if culprit != origin:
                 stands = "does not answer" if culprit in silent else f"stands at {states[culprit]['where']}"
@@ -481,17 +464,6 @@ class Watch:
         return ["  " + "; ".join(f"rank {', '.join(each)}: {turn}" for turn, each in ranks.items())]
 
 
-def _end_of_chain(rank: int, failure: Report, states: dict[int, Report]) -> int:
-    """Follow who waits for whom from `rank` to one that waits for nobody, or does not answer."""
-    seen = {rank}
-    peer = int(failure["peer"])
-    while peer >= 0 and peer not in seen:
-        seen.add(peer)
-        rank = peer
-        peer = int(states[rank]["peer"]) if rank in states else -1
-    return rank
-
-
 def close_with(owner: Any, watch: Watch) -> None:
     """End the watch's thread when `owner` is dropped, or with the process."""
     weakref.finalize(owner, _close_here, watch, os.getpid())
@@ -501,15 +473,3 @@ def _close_here(watch: Watch, process: int) -> None:
     """Not in a child that was forked, which shares what it is woken by."""
     if os.getpid() == process:
         watch.close()
-
-
-def fate_of(error: Exception) -> str:
-    """What has become of a store that has raised this, in words."""
-    return "does not answer" if isinstance(error, StoreSilent) else _ENDED
-
-
-def _in_short(error: BaseException) -> str:
-    """An error in one line, without the places in torch's sources and the advice that gloo adds."""
-    first = next((line for line in text_of(error).splitlines() if line.strip()), "")
-    first = re.sub(r"^\[[^]]*\] ", "", first).split(". This is typically")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
