@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ FORMAT = 2
 
 LARGEST = 1 << 26
 """Bytes of an entry: hundreds of times as many as those of 64 ranks and 512 microbatches."""
+
+SOLVERS = ("z3-solver", "ortools")
+"""The packages whose answers are believed."""
 
 LONGEST = 500
 """Characters of an argument; those of the search are a few words."""
@@ -59,11 +63,16 @@ def user_folder() -> Path:
 @cache
 def _engine() -> str:
     """A digest of the program that searches: another one may answer otherwise."""
-    import verify.search
+    import pipedsl
+    import verify
 
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted(Path(verify.search.__path__[0]).glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
+    for package, pattern in ((verify, "**/*.py"), (pipedsl, "search*.py")):
+        for path in sorted(Path(package.__path__[0]).glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    for solver in SOLVERS:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{solver} {version(solver)}".encode())
     return digest.hexdigest()
 
 

@@ -31,6 +31,9 @@ INTERRUPTED = "interrupted"  # how the log of a search ends that Ctrl-C ended
 WORK = 60.0
 """The budget where nothing is said: about a minute of one core."""
 
+MOST_OF_IT = 0.9
+"""Of a budget's seconds: who had fewer, as others needed the time, had less than the budget says."""
+
 LEAST_WORK = 0.02
 """What any search may do: the first habits are tried however small its budget, or its part of one, is."""
 
@@ -201,9 +204,17 @@ def run_jobs(
         fresh = _one_by_one([jobs[number] for number in missing], progress)
     for number, outcome in zip(missing, fresh, strict=True):
         found[number] = outcome
-        if cache is not None and outcome.solution is not None and not outcome.interrupted:
+        if cache is not None and outcome.solution is not None and not _is_cut_short(jobs[number], outcome):
             store_solution(cache, keys[number], Kept(outcome.solution, outcome.least, outcome.elapsed))
     return [found[number] for number in range(len(jobs))]
+
+
+def _is_cut_short(job: Job, outcome: Outcome) -> bool:
+    """Whether it had less time than its budget says, and might have found more."""
+    seconds, solution = job.budget.seconds, outcome.solution
+    over = job.until is not None and monotonic() >= job.until
+    shorter = over and seconds is not None and outcome.elapsed < MOST_OF_IT * seconds
+    return outcome.interrupted or (shorter and solution is not None and solution.proof is None)
 
 
 def run_job(job: Job, progress: Callable[[News], None] | None = None) -> Outcome:

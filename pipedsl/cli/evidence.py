@@ -55,6 +55,9 @@ def write_search_evidence(result: SearchResult, path: str) -> list[str]:
     said.append(f"evidence that nothing is below {number(evidence.proved)} written to {bound}")
     if evidence.refutation is None and evidence.proved < result.bound:
         said.append(f"what a solver would have to refute for {number(result.bound)} is too large to be written")
+    for other, text in ((refutation, evidence.refutation), (narrowed, evidence.narrowed)):
+        if text is None:  # what is there is of another search
+            Path(other).unlink(missing_ok=True)
     if evidence.refutation is not None:
         write_atomically(refutation, evidence.refutation)
         said.append(f"that nothing is below {number(result.bound)} a solver says who answers unsat to {refutation}")

@@ -42,6 +42,8 @@ def accepted(*files: str) -> str:
 
 
 def test_an_optimum_that_a_bound_proves() -> None:
+    for earlier in ("c.smt2", "c.narrowed.smt2"):
+        Path(earlier).write_text("of another search")
     run("search", *ASKED, "-D", "cap=4", "-o", "found.sched", "--certificate", "c.json")
     written("problem.json", *ASKED, "-D", "cap=4", "--problem")
     written("program.json", "found.sched", "--format", "json")
@@ -50,6 +52,7 @@ def test_an_optimum_that_a_bound_proves() -> None:
     said = accepted("c.bound.json", "problem.json", "program.json")
     assert said == "this order has a makespan of 27; no order has a makespan below 27, so it is the smallest"
     assert not Path("c.smt2").exists()
+    assert not Path("c.narrowed.smt2").exists()
 
 
 REDUCED = """schedule x(p, m)

@@ -162,6 +162,10 @@ def test_what_z3_refuted_is_written(folder: Path) -> None:
     assert solver.check() == z3.unsat
 
 
+def test_a_budget_may_be_as_large_as_a_number() -> None:
+    assert "objective         makespan 25" in run(*ASKED, "-D", "cap=2", "--budget", "1e308").output
+
+
 def test_what_goes_not_together() -> None:
     assert "--format json" in run(*ASKED, "-o", "-", "--format", "json", status=2).output
     assert "a sweep goes without" in run(*ASKED, "--sweep", "cap=1..2", "--cap", "3", status=2).output

@@ -6,14 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipedsl import search_cache, search_runs
 from pipedsl.api import load
 from pipedsl.search_cache import _digest
+from pipedsl.search_problem import tasks
+from pipedsl.search_runs import Job, Outcome
 from pipedsl.searching import SearchResult, search
+from verify.search import Budget, solve
+from verify.search.solve import Proof
 
 pytest.importorskip("z3")
 
@@ -96,3 +103,26 @@ print(found.value, found.cached)
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == f"{first.value} False\n"
+
+
+def test_an_answer_of_another_solver_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been wrong, which is why there is another one now."""
+    searched(tmp_path)
+    assert searched(tmp_path).cached
+    search_cache._engine.cache_clear()
+    monkeypatch.setattr(search_cache, "version", lambda name: "another")
+    assert not searched(tmp_path).cached
+    search_cache._engine.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "until", "proof", "cut"),
+    [(5.0, -1.0, None, True), (9.5, -1.0, None, False), (5.0, 100.0, None, False), (5.0, -1.0, Proof.BOUND, False)],
+)
+def test_what_had_less_time_than_it_was_to_have_is_not_kept(
+    elapsed: float, until: float, proof: Proof | None, cut: bool
+) -> None:
+    problem = tasks(load("zero_bubble"), {"p": 2, "m": 4, "cap": 2})[0].problem
+    job = Job(problem, Budget(60, 10.0), 0, (), until=time.monotonic() + until)
+    solution = replace(solve(problem, budget=Budget(0.1)), proof=proof)
+    assert search_runs._is_cut_short(job, Outcome(0, solution, elapsed=elapsed)) is cut

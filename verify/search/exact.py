@@ -77,7 +77,7 @@ def decide(
     clauses: list[str] = []
     prompt: list[str] = []
     while True:
-        answer = check(solver, int(work * unit) - used if work else FAR, stop)
+        answer = check(solver, int(min(work * unit, FAR)) - used if work else FAR, stop)
         used = counted(solver) or used
         if answer == z3.unsat:
             return Decision(Answer.REFUTED, None, used / unit, clauses=tuple(clauses))

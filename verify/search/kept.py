@@ -67,7 +67,7 @@ class Kept:
             most = limit - tail - model.duration[row]
             if most < self.latest[row]:
                 self.solver.add(z3.Implies(assumed, self._start(row) <= most))
-        answer = check(self.solver, int(work * self.unit) if work else FAR, stop_after(seconds), assumed)
+        answer = check(self.solver, int(min(work * self.unit, FAR)) if work else FAR, stop_after(seconds), assumed)
         before, self.used = self.used, counted(self.solver) or self.used
         taken = (self.used - before) / self.unit
         found = values(self.solver, self.names, window.earliest) if answer == z3.sat else None
