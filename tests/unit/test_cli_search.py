@@ -368,7 +368,7 @@ def test_ctrl_c_ends_it_with_the_best_so_far(folder: Path) -> None:
 
 
 def test_ctrl_c_reaches_the_search_while_z3_reasons() -> None:
-    """z3 takes the signal for itself and only ends its check."""
+    """z3 would take the signal for itself, and only end its check."""
     pytest.importorskip("z3")
     code = """
 import os, signal, threading, z3

@@ -6,17 +6,14 @@ of what gives it back. Needs `pipedsl[cpsat]`.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from threading import Thread, current_thread, main_thread
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 from pipedsl.program import Kind
 from verify.search.early import prompt_rows
 from verify.search.engines import FAR
 from verify.search.exact import Answer, Decision, is_longer, orders_by_start, without_instants
+from verify.search.interruptible import ask
 from verify.search.model import Model
 from verify.search.narrowed import NOTHING, Narrowed
 from verify.search.problem import Infeasible, Objective
@@ -25,7 +22,6 @@ from verify.search.windows import Window, narrow
 MOST_SECONDS = 1e6
 SEEDS = 2**31  # it takes no larger one
 LEAST = 0.001  # of work, where none is left
-OFTEN = 0.05  # seconds between looks for Ctrl-C, and between stops of what may not have begun
 
 
 def decide(
@@ -82,60 +78,9 @@ def decide(
 
 
 def _solve(solver: Any, asked: Any) -> Any:
-    """The solver's answer. Ctrl-C, of which CP-SAT itself would make an answer, ends it and is then raised.
-
-    Python must not end while the solver's thread runs, which would abort the process.
-    """
+    """The solver's answer. Ctrl-C, of which CP-SAT itself would make an answer, ends it and is then raised."""
     solver.parameters.catch_sigint_signal = False
-    answers: list[tuple[Any, Exception | None]] = []
-
-    def answer() -> None:
-        try:
-            answers.append((solver.solve(asked), None))
-        except Exception as error:
-            answers.append((None, error))
-
-    solving = Thread(target=answer, daemon=True)
-    with _interrupts_held() as held:
-        try:
-            solving.start()
-            while solving.is_alive() and not held:
-                solving.join(OFTEN)
-        finally:
-            while solving.is_alive():
-                solver.stop_search()  # nothing happens before it has begun
-                solving.join(OFTEN)
-    [(status, error)] = answers
-    if error is not None:
-        raise error
-    return status
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[list[BaseException]]:
-    """What the handler of Ctrl-C raises is kept in the list, and the first of it raised at the end.
-
-    However often it is pressed: an exception could come in the midst of any `except` or `finally`.
-    """
-    held: list[BaseException] = []
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or current_thread() is not main_thread():  # nothing is raised here
-        yield held
-        return
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        try:
-            before(number, frame)
-        except BaseException as error:
-            held.append(error)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield held
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        raise held[0]
+    return ask(lambda: solver.solve(asked), solver.stop_search)
 
 
 def _begin_early(asked: Any, start: list[Any], model: Model, window: Window) -> None:

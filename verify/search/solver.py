@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
+
+from verify.search.interruptible import ask
 
 # z3's own units of work that take about a second, by what it reasons with.
 UNITS = 5_000_000
@@ -13,7 +17,6 @@ MANY = 400  # operations, above which a unit takes longer in proportion: the for
 DIFFERENCES = 1  # its solver for difference logic by shortest paths: ten times as fast here as the others
 FAR = 1 << 60
 LARGEST = (1 << 32) - 1  # z3 takes no larger limit, and takes one for its remainder
-EARLY = 0.1  # seconds by which z3 may end before its time is up
 OFTEN = 3  # starting anew every so many conflicts: up to twice as fast as more and more seldom
 
 
@@ -22,6 +25,7 @@ def new_solver(seed: int, sums: bool = False) -> Any:
     import z3
 
     solver = z3.SimpleSolver(z3.Context())
+    solver.set("ctrl_c", False)  # which `ask` deals with
     solver.set("smt.random_seed", seed)
     solver.set("smt.auto_config", False)
     solver.set("smt.restart_strategy", OFTEN)
@@ -61,23 +65,20 @@ def stop_after(seconds: float) -> float:
 
 
 def check(solver: Any, most: int = FAR, stop: float = float("inf"), *assumed: Any) -> Any:
-    """z3's answer with so many more units, before the clock says `stop`, where what is assumed is true. Raises
-    KeyboardInterrupt, which z3 takes for itself."""
-    import z3
-
+    """z3's answer with so many more units, before the clock says `stop`, where what is assumed is true. Ctrl-C ends it
+    and is then raised."""
     if most < FAR:
-        most = min(max(1, most), LARGEST)
-        solver.set("rlimit", most)
+        solver.set("rlimit", min(max(1, most), LARGEST))
     if stop < float("inf"):
         solver.set("timeout", min(max(1, int((stop - monotonic()) * 1000)), LARGEST))
-    before = counted(solver)
-    answer = solver.check(*assumed)
-    after = counted(solver)
-    work_left = before is not None and after is not None and after - before < most
-    cancelled = answer == z3.unknown and solver.reason_unknown() == "canceled"
-    if cancelled and work_left and monotonic() < stop - EARLY:
-        raise KeyboardInterrupt
-    return answer
+    return ask(partial(solver.check, *assumed), partial(_interrupt, solver.ctx))
+
+
+def _interrupt(context: Any) -> None:
+    import z3
+
+    with suppress(z3.Z3Exception):  # in which its question has just ended
+        context.interrupt()
 
 
 def counted(solver: Any) -> int | None:
