@@ -90,7 +90,7 @@ def in_processes(
                             _start(running, work, number, other, retried=True)
                 if not running or interrupts.pressed > 1 or (limit is not None and monotonic() >= limit):
                     break
-                awaited: list[Connection | int] = [*running, *([] if interrupts.pressed else [interrupts.wake])]
+                awaited: list[Connection | int] = [*running, *([interrupts.wake] if limit is None else [])]
                 for ready in wait(awaited, 1.0 if limit is not None else None):
                     if not isinstance(ready, Connection):
                         continue

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pieces import await_file, piece
 
+from pipedsl import search_processes
 from pipedsl.search_processes import Ended, in_processes
 
 KILLED = "a process was killed by signal 9, as the system does where memory runs out"
@@ -110,6 +112,24 @@ def test_ctrl_c_to_this_process_alone_reaches_the_others(tmp_path: Path) -> None
     found = run(("until stopped", "a"), ("x", "b"), ("until stopped", "c"))
     assert found == [Ended("stopped"), Ended("x, 1"), Ended()]
     assert run.times("c") == 0, "nothing is begun after Ctrl-C"
+
+
+@pytest.mark.parametrize("press_first", [False, True])
+def test_ctrl_c_as_a_process_is_started_reaches_it(
+    press_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = search_processes._start
+
+    def pressed(*args: Any, **options: Any) -> None:
+        if press_first:
+            signal.raise_signal(signal.SIGINT)
+        start(*args, **options)
+        await_file(tmp_path / "a.waits")
+        if not press_first:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(search_processes, "_start", pressed)
+    assert Run(tmp_path, most=1)(("until stopped", "a"), ("x", "b")) == [Ended("stopped"), Ended()]
 
 
 def test_ctrl_c_is_not_lost_in_what_ends(tmp_path: Path) -> None:
