@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +18,16 @@ def names_within(
 ) -> set[str]:
     """What the state of `whole` calls the parameters, buffers and extra states of `modules` and of the loss functions.
 
-    ValueError where some tensors are none of its; but for a loss's buffers, as fixed weights of classes are.
+    And what hooks of these modules have in their place. ValueError where some tensors are none of the model's, but for
+    a loss's buffers, as fixed weights of classes are; and where no rank would save what a hook has made of some.
     """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
     learned = {id(x) for loss in losses for x in loss.parameters()}
     wanted = own | learned | {id(x) for loss in losses for x in loss.buffers()}
-    tensors = itertools.chain(
-        whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False)
+    tensors = dict(
+        itertools.chain(whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False))
     )
-    found = {name: id(x) for name, x in tensors if id(x) in wanted}
+    found = {name: id(x) for name, x in tensors.items() if id(x) in wanted}
     if own - set(found.values()):
         raise ValueError(
             "this rank's stages have tensors that are none of the model's; cut the stages from its modules"
@@ -36,17 +37,71 @@ def names_within(
             "the loss_fn has parameters that are none of the model's, and would not be saved; give a model that has "
             "it, too, as torch.nn.ModuleDict({'model': model, 'loss': loss_fn})"
         )
-    # Hooks may have other names in the state, or leave some out, so it is asked which tensors it holds.
-    state = whole.state_dict(keep_vars=True)
-    saved = {name for name, x in state.items() if id(x) in wanted or name in found}
     inside = {id(each) for module in (*modules, *losses) for each in module.modules()}
-    parts = {name for name, each in whole.named_modules(remove_duplicate=False) if id(each) in inside}
-    extra = {f"{name}.{_EXTRA_STATE_KEY_SUFFIX}" if name else _EXTRA_STATE_KEY_SUFFIX for name in parts}
-    return saved | {_saved_as(name) for name in extra} | extra
+    parts = dict(whole.named_modules(remove_duplicate=False))
+    ours = {_saved_as(name) for name, each in parts.items() if id(each) in inside}
+    plain = set(found) | {_saved_as(name) for name in found}
+    # Hooks may have other names in the state, or other tensors, or leave some out: so what lies below a module is its.
+    state = whole.state_dict(keep_vars=True)
+    saved = {name for name, x in state.items() if id(x) in wanted or name in plain or not ours.isdisjoint(_above(name))}
+    held = {id(state[name]) for name in saved} | {
+        x for name, x in found.items() if not state.keys().isdisjoint((name, _saved_as(name)))
+    }
+    known, usual = {id(x) for x in tensors.values()}, _missed(whole)
+    others = {name for name, x in state.items() if name not in saved and name not in usual and id(x) not in known}
+    lost = {name for name, x in found.items() if x not in held} - _transient(parts)
+    own_states = _extra_states({name: each for name, each in parts.items() if id(each) in inside})
+    lost |= {name for name in own_states if _saved_as(name) not in state}
+    _refuse_lost(lost, others, {_saved_as(name) for name in parts})
+    return saved
+
+
+def _refuse_lost(lost: set[str], others: set[str], parts: set[str]) -> None:
+    """ValueError where some entry of no stage may be what has become of one that is lost.
+
+    What a module of a stage leaves out is left out by one process, too. But a hook of a module around several stages
+    may have put it into an entry of its own, of which no rank knows whose it is.
+    """
+    makers = {next(each for each in _above(name) if each in parts): name for name in sorted(others, reverse=True)}
+    for name in sorted(lost):
+        for maker in _above(_saved_as(name)):
+            if maker in makers:
+                raise ValueError(
+                    f"the model's state_dict() has no entry for {name!r}, but {makers[maker]!r}, which is below no "
+                    "module of one stage, so that the checkpoint would lack both; let hooks that exchange entries be "
+                    "those of modules that are whole on one rank"
+                )
 
 
 def _saved_as(name: str) -> str:
-    return name.replace(_CHECKPOINTED, "")
+    return name.replace(_CHECKPOINTED, "").removesuffix(f".{_CHECKPOINTED[:-1]}").removesuffix(_CHECKPOINTED[:-1])
+
+
+def _above(name: str) -> Iterator[str]:
+    """The modules that an entry of this name may lie in, from the innermost to the model."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _below(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name
+
+
+def _extra_states(parts: Mapping[str, torch.nn.Module]) -> set[str]:
+    nothing = torch.nn.Module.get_extra_state
+    return {
+        _below(part, _EXTRA_STATE_KEY_SUFFIX)
+        for part, each in parts.items()
+        if type(each).get_extra_state is not nothing
+    }
+
+
+def _transient(parts: Mapping[str, torch.nn.Module]) -> set[str]:
+    """The buffers that are never saved."""
+    return {
+        _below(part, name) for part, each in parts.items() for name in getattr(each, "_non_persistent_buffers_set", ())
+    }
 
 
 def stage_state(
@@ -82,20 +137,36 @@ def load_stage_state(
     for part in ["model"] + ["optimizer"] * (optimizer is not None):
         if part not in state:
             raise ValueError(f"the state has no {part!r}; give one that state_dict() has made, and `load` has filled")
+    # torch does not miss entries that hooks have made; and other hooks may not take over what is left of them.
+    _refuse_names(names - _missed(whole) - state["model"].keys(), "lacks names")
     loaded = whole.load_state_dict(state["model"], strict=False)
     # Where nothing was loaded, by names in the module and in its state.
     unfilled = {each for name in loaded.missing_keys for each in (name, _saved_as(name))}
     missing = names.intersection(unfilled, whole.state_dict())
-    for keys, what in ((loaded.unexpected_keys, "has names that the model has not"), (missing, "lacks names")):
-        if keys:
-            some = ", ".join(map(repr, sorted(keys)[:3]))
-            raise ValueError(f"the state {what}: {some}{f', and {len(keys) - 3} more' if len(keys) > 3 else ''}")
+    _refuse_names(loaded.unexpected_keys, "has names that the model has not")
+    _refuse_names(missing, "lacks names")
     if optimizer is not None:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         set_optimizer_state_dict(whole, optimizer, state["optimizer"], options=options)
+
+
+def _refuse_names(keys: Collection[str], what: str) -> None:
+    if keys:
+        some = ", ".join(map(repr, sorted(keys)[:3]))
+        raise ValueError(f"the state {what}: {some}{f', and {len(keys) - 3} more' if len(keys) > 3 else ''}")
+
+
+def _missed(whole: torch.nn.Module) -> set[str]:
+    """What `load_state_dict` notices the lack of by itself, by its names in the module and in its state."""
+    tensors = itertools.chain(
+        whole.named_parameters(remove_duplicate=False), whole.named_buffers(remove_duplicate=False)
+    )
+    parts = dict(whole.named_modules(remove_duplicate=False))
+    names = {name for name, _ in tensors} - _transient(parts) | _extra_states(parts)
+    return names | {_saved_as(name) for name in names}
 
 
 def _compare_parameters(whole: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -198,3 +198,119 @@ def test_what_is_wrapped_is_saved_by_the_names_of_the_models_state() -> None:
         less = {"model": {key: x for key, x in state["model"].items() if key != name}}
         with pytest.raises(ValueError, match=f"lacks names: '{name}'"):
             load_stage_state([model[0]], [], model, less, None)
+
+
+class Fused(nn.Module):
+    """Saves a fused weight in parts, as many do for compatibility."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(2, 6)
+        self.out = Counts(value)
+        nn.init.constant_(self.qkv.weight, value)
+        self._register_state_dict_hook(split)
+        self.register_load_state_dict_pre_hook(join)
+
+
+def split(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for kind in ("weight", "bias"):
+        parts = state.pop(f"{prefix}qkv.{kind}").chunk(3)
+        state.update({f"{prefix}{each}_proj.{kind}": x for each, x in zip("qkv", parts, strict=True)})
+
+
+def join(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for kind in ("weight", "bias"):
+        names = [f"{prefix}{each}_proj.{kind}" for each in "qkv"]
+        if state.keys() >= set(names):
+            state[f"{prefix}qkv.{kind}"] = torch.cat([state.pop(name) for name in names])
+
+
+class Noted(nn.Module):
+    """Writes a tensor of its own into its state, as torch's quantized modules do."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        nn.init.constant_(self.inner.weight, value)
+        self.scale = torch.tensor(value)
+
+    def _save_to_state_dict(self, state: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(state, prefix, keep_vars)
+        state[f"{prefix}scale"] = self.scale
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self.scale = state.pop(f"{prefix}scale", self.scale)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Copied(Counts):
+    """Saves copies by the same names."""
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__(value)
+        self._register_state_dict_hook(clone)
+
+
+def clone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name, x in state.items():
+        if name.startswith(prefix) and isinstance(x, torch.Tensor):
+            state[name] = x.detach().clone()
+
+
+WRAPPERS: dict[str, Any] = {
+    "bare": lambda module: module,
+    "checkpointed": checkpoint_wrapper,
+    "twice": lambda module: checkpoint_wrapper(checkpoint_wrapper(module)),
+    "compiled": lambda module: torch.compile(module, backend="eager"),
+    "both": lambda module: checkpoint_wrapper(torch.compile(module, backend="eager")),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("kind", [Fused, Noted, Copied])
+def test_what_hooks_make_is_saved_as_one_process_saves_it(kind: Any, wrapper: str) -> None:
+    """New tensors, by names that are none of a parameter's; on two ranks all, taken over, and missed."""
+    wrap = WRAPPERS[wrapper]
+    saved, model = (nn.Sequential(wrap(kind(x)), wrap(kind(x + 1))) for x in (1.0, 3.0))
+    whole = copy.deepcopy(saved.state_dict())
+    parts = [copy.deepcopy(stage_state([nn.Sequential(each)], [], saved, None)["model"]) for each in saved]
+    assert parts[0].keys().isdisjoint(parts[1])
+    assert parts[0].keys() | parts[1] == whole.keys()
+    for each, part in zip(model, parts, strict=True):
+        for name in part:
+            less = {"model": {key: x for key, x in part.items() if key != name}}
+            with pytest.raises(ValueError, match=f"lacks names: '{name}'"):
+                load_stage_state([each], [], model, less, None)
+        load_stage_state([each], [], model, {"model": part}, None)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, whole[name]) if isinstance(x, torch.Tensor) else x == whole[name]
+
+
+def test_what_a_hook_makes_of_several_stages_is_refused() -> None:
+    """As no rank knows whose it is; one that is cut between blocks has them, and so has a stage that is all of it."""
+    block = Fused()
+    model = nn.Sequential(block, nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"no entry for '0.qkv.bias', but '0.k_proj.bias', which is below no module"):
+        stage_state([block.qkv], [], model, None)
+    assert "0.out.weight" in stage_state([block.out, model[1]], [], model, None)["model"]
+    assert set(stage_state([model], [], model, None)["model"]) == set(model.state_dict())
+
+
+@pytest.mark.parametrize("lost", ["weight", "_extra_state"])
+def test_new_names_from_around_the_stages_are_refused(lost: str) -> None:
+    def rename(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name in [name for name in state if name.endswith(lost)]:
+            x = state.pop(name)
+            state[f"{prefix}old.{name.removeprefix(prefix)}"] = x.clone() if isinstance(x, torch.Tensor) else x
+
+    model = nn.Sequential(Counts(), Counts())
+    model._register_state_dict_hook(rename)
+    with pytest.raises(ValueError, match=rf"no entry for '1.{lost}', but 'old.0.{lost}'"):
+        stage_state([model[1]], [], model, None)
+
+
+def test_what_is_left_out_may_be_left_out_beside_others_hooks() -> None:
+    """Here of another stage's module, that has new entries."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), Fused())
+    model[0].register_state_dict_post_hook(leave_out_the_bias)
+    assert set(stage_state([model[0]], [], model, None)["model"]) == {"0.0.weight"}
