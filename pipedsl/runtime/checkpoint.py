@@ -119,6 +119,7 @@ def stage_state(
         _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         state["optimizer"] = get_optimizer_state_dict(whole, optimizer, options=options)
+        _spread(state["optimizer"], whole)
     return state
 
 
@@ -150,7 +151,7 @@ def load_stage_state(
 
         _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        set_optimizer_state_dict(whole, optimizer, state["optimizer"], options=options)
+        set_optimizer_state_dict(whole, optimizer, _folded(state["optimizer"], whole), options=options)
 
 
 def _refuse_names(keys: Collection[str], what: str) -> None:
@@ -167,6 +168,49 @@ def _missed(whole: torch.nn.Module) -> set[str]:
     parts = dict(whole.named_modules(remove_duplicate=False))
     names = {name for name, _ in tensors} - _transient(parts) | _extra_states(parts)
     return names | {_saved_as(name) for name in names}
+
+
+_OPTIMIZER_PARTS = ("state", "param_groups")
+"""Of an optimizer's state; the names of parameters come after these."""
+
+
+def _shared_names(whole: torch.nn.Module) -> list[list[str]]:
+    """Where a parameter has several, its names in an optimizer's state; first the one that torch has there."""
+    from torch.distributed.checkpoint.state_dict import _get_fqns
+
+    names: dict[int, dict[str, None]] = {}
+    for name, q in whole.named_parameters(remove_duplicate=False):
+        names.setdefault(id(q), {}).update(dict.fromkeys(_get_fqns(whole, name)))
+    return [list(each) for each in names.values() if len(each) > 1]
+
+
+def _entries(state: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Those of a parameter: what comes before and after its name."""
+    starts = [f"{part}.{name}." for part in _OPTIMIZER_PARTS]
+    return {key: start for key in state for start in starts if key.startswith(start)}
+
+
+def _spread(state: dict[str, Any], whole: torch.nn.Module) -> None:
+    """Let what a parameter has be there by all of its names, as where it is cut in two each is asked for."""
+    for first, *others in _shared_names(whole):
+        for key, start in _entries(state, first).items():
+            part = start.partition(".")[0]
+            for other in others:
+                state[f"{part}.{other}.{key.removeprefix(start)}"] = state[key]
+
+
+def _folded(state: Mapping[str, Any], whole: torch.nn.Module) -> dict[str, Any]:
+    """With what a parameter has by one of its names only, as torch has it."""
+    folded = dict(state)
+    for first, *others in _shared_names(whole):
+        has = bool(_entries(folded, first))
+        for other in others:
+            for key, start in _entries(folded, other).items():
+                value = folded.pop(key)
+                if not has:
+                    folded[f"{start.partition('.')[0]}.{first}.{key.removeprefix(start)}"] = value
+            has = has or bool(_entries(folded, first))
+    return folded
 
 
 def _compare_parameters(whole: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -314,3 +314,33 @@ def test_what_is_left_out_may_be_left_out_beside_others_hooks() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), Fused())
     model[0].register_state_dict_post_hook(leave_out_the_bias)
     assert set(stage_state([model[0]], [], model, None)["model"]) == {"0.0.weight"}
+
+
+class Tied(nn.Module):
+    def __init__(self, wrap: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+        head = nn.Linear(2, 3, bias=False)
+        head.weight = self.embed.weight
+        self.head = checkpoint_wrapper(head) if wrap else head
+
+
+@pytest.mark.parametrize("first", ["embed", "head", "both"])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_an_optimizer_has_a_shared_parameter_by_all_of_its_names(wrap: bool, first: str) -> None:
+    """So that ranks that have one name each find theirs; and takes it over by any of them."""
+    saved, model = Tied(wrap), Tied(wrap)
+    optimizer, other = (torch.optim.AdamW(each.parameters(), lr=lr) for each, lr in ((saved, 0.1), (model, 0.2)))
+    saved.embed.weight.grad = torch.ones(3, 2)
+    optimizer.step()
+    state = copy.deepcopy(stage_state([saved], [], saved, optimizer))
+    names = {name.replace("head", "embed") for name in state["optimizer"] if "head" in name}
+    assert names == {name for name in state["optimizer"] if "embed" in name}
+    assert {"state.embed.weight.exp_avg", "param_groups.embed.weight.lr"} <= names
+    state["optimizer"] = {name: x for name, x in state["optimizer"].items() if first in name or first == "both"}
+    load_stage_state([model], [], model, state, other)
+    assert other.param_groups[0]["lr"] == 0.1
+    assert len(other.param_groups[0]["params"]) == 1
+    assert len(other.state) == 1
+    for name, x in optimizer.state[saved.embed.weight].items():
+        assert torch.equal(other.state[model.embed.weight][name], x)

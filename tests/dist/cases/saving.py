@@ -81,6 +81,48 @@ class Model(nn.Module):
         return list(stages)
 
 
+class Fused(nn.Module):
+    """Saves its weight in parts, as many do for compatibility."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 12)
+        self._register_state_dict_hook(self.split)
+        self.register_load_state_dict_pre_hook(self.join)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.inner(x).chunk(2, -1)
+        return x + first.tanh() * second
+
+    @staticmethod
+    def split(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for kind in ("weight", "bias"):
+            parts = state.pop(f"{prefix}inner.{kind}").chunk(2)
+            state[f"{prefix}first.{kind}"], state[f"{prefix}second.{kind}"] = parts
+
+    @staticmethod
+    def join(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        for kind in ("weight", "bias"):
+            names = [f"{prefix}{each}.{kind}" for each in ("first", "second")]
+            if state.keys() >= set(names):
+                state[f"{prefix}inner.{kind}"] = torch.cat([state.pop(name) for name in names])
+
+
+class Tied(nn.Module):
+    """Its embedding is its head, too; on two ranks the second has a copy."""
+
+    def __init__(self, untie: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(checkpoint_wrapper(Fused()) if s else Fused() for s in range(2))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = nn.Parameter(self.embed.weight.detach().clone()) if untie else self.embed.weight
+
+    def stages(self, count: int) -> list[nn.Module]:
+        parts = [nn.Sequential(self.embed, self.layers[0]), nn.Sequential(self.layers[1], self.head)]
+        return list(parts) if count > 1 else [nn.Sequential(*parts)]
+
+
 class Training:
     """One rank's part of the training of a model on the ranks of a group."""
 
@@ -143,6 +185,62 @@ def stopping_and_going_on(job: Job) -> None:
         ]
         assert len(moments[0]) == len(moments[1]) > 0
         assert all(map(torch.equal, *moments))
+
+
+class TiedTraining(Training):
+    """The same of such a model, on one rank or two."""
+
+    def __init__(self, job: Job, ranks: int, group: Any, seed: int) -> None:
+        torch.manual_seed(seed)
+        rank = dist.get_rank(group)
+        self.model, self.group = Tied(untie=rank > 0), group
+        self.stage = self.model.stages(ranks)[rank]
+        shared = self.model.head.weight if rank else self.model.embed.weight
+        self.pipe = job.compiled(f"whole_{ranks}").Pipeline(
+            self.stage,
+            functional.cross_entropy,
+            tied={"shared": shared} if ranks > 1 else None,
+            process_group=group,
+            timeout=PATIENCE,
+        )
+        self.optimizer = torch.optim.AdamW(self.stage.parameters(), lr=0.1)
+
+    def all(self) -> dict[str, torch.Tensor]:
+        """What this rank holds, and what its optimizer does, by names of the model."""
+        values: dict[str, torch.Tensor] = {}
+        inside = {id(q) for q in self.stage.parameters()}
+        for name, q in self.model.named_parameters(remove_duplicate=False):
+            if id(q) in inside:
+                values[name] = q.detach().clone()
+                values |= {f"{name}.{key}": x.clone() for key, x in self.optimizer.state[q].items()}
+        return values
+
+
+@case
+def a_tied_model_goes_on_however_it_is_cut(job: Job) -> None:
+    """What one rank has trained, two take over to the bit, and one from these; fused weights and wrapped ones, too."""
+    alone = [dist.new_group([rank]) for rank in range(PARTS)]
+    pair = dist.new_group([0, 1])
+    if job.rank > 1:
+        return
+    folders = [job.folder / f"tied_{count}" for count in (1, 2)]
+    one = TiedTraining(job, 1, alone[job.rank], seed=4)  # each its own, of the same bits
+    one.run(range(2))
+    if job.rank == 0:
+        one.save(folders[0])
+    dist.barrier(pair)
+    two = TiedTraining(job, 2, pair, seed=5)
+    two.resume(folders[0])
+    held, theirs = two.all(), one.all()
+    assert len(held) >= 12  # of three parameters, each with three of the optimizer
+    assert all(torch.equal(x, theirs[name]) for name, x in held.items())
+    two.run(range(2, 4))
+    two.save(folders[1])
+    again = TiedTraining(job, 1, alone[job.rank], seed=6)
+    again.resume(folders[1])
+    held, theirs = two.all(), again.all()
+    assert all(torch.equal(x, theirs[name]) for name, x in held.items())
+    again.run(range(4, 5))
 
 
 @case
