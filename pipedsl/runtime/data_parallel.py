@@ -55,8 +55,9 @@ class ShardedChunk(Chunk):
     The stage's replicas gather its parameters in forwards and in backwards, and must do so in one order. So where no
     gradient comes for a microbatch, which may be so on this replica alone, a backward of zeros runs all the same, and
     one that does for some outputs begins with zeros where another replica has a gradient. That needs outputs to begin
-    with, so which of them need a gradient must be the same on all replicas. This, and which of several have one on any,
-    is found out in the first training step, and in that after `renew`; else each replica looks only at what is new.
+    with, so which of them need a gradient must be the same on all replicas. That is compared in the first training
+    step, and in that after `renew`; else each replica looks only whether it has changed here. Which of several have one
+    on any replica is asked of each microbatch; or then alone, where this rank's Python may be ahead of the device.
     """
 
     def __init__(self, module: torch.nn.Module, sharded: Sequence[Any], microbatches: int, reduced: bool) -> None:
@@ -66,6 +67,7 @@ class ShardedChunk(Chunk):
         self.reduced = reduced
         meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
         self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
+        self._is_ahead = any(device != "cpu" for _, device in self._groups)
         self.replicas = sorted({rank for group, _ in self._groups for rank in dist.get_process_group_ranks(group)})
         self._ends: dict[int, list[_End]] = {}
         self._trains = False
@@ -118,21 +120,24 @@ class ShardedChunk(Chunk):
                 f"a gradient is needed of {_which_of(needs)} that the stage returned for this microbatch, but was of "
                 f"{_which_of(agreed)} in the first training step; {rule}, {renew}"
             )
-        known = self._gather(needs)
+        known = {dist.get_rank(): needs}
+        for group, _ in self._groups:
+            found: list[dict[int, list[bool]]] = [{}] * group.size()
+            dist.all_gather_object(found, known, group)
+            known = {rank: theirs for each in found for rank, theirs in each.items()}
         if any(theirs != needs for theirs in known.values()):
             said = ", ".join(f"{_which_of(known[rank])} on global rank {rank}" for rank in sorted(known))
             differ = "replicas differ in what needs a gradient of what the stage returned for this microbatch"
             raise ValueError(f"{differ}: {said}; {rule}")
         self._agreed[microbatch] = needs
 
-    def _gather(self, own: list[bool]) -> dict[int, list[bool]]:
-        """What every replica says, by its number in the job."""
-        known = {dist.get_rank(): own}
-        for group, _ in self._groups:
-            found: list[dict[int, list[bool]]] = [{}] * group.size()
-            dist.all_gather_object(found, known, group)
-            known = {rank: theirs for each in found for rank, theirs in each.items()}
-        return known
+    def _anywhere(self, flags: list[bool]) -> list[bool]:
+        """Which of these are so on any replica."""
+        for group, device in self._groups:
+            found = torch.tensor(flags, dtype=torch.uint8, device=device)
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+            flags = [bool(each) for each in found.tolist()]
+        return flags
 
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
         runs = any(gradient is not None for gradient in gradients)
@@ -172,9 +177,8 @@ class ShardedChunk(Chunk):
         begun = _reached(starts, [end.edge for end in ends])
         known = self._begun.get(microbatch)
         if known is None:
-            replicas = self._gather(begun).values()
-            known = [any(each) for each in zip(*replicas, strict=True)]
-            if any(known):  # else all ask again in the next step
+            known = self._anywhere(begun)
+            if self._is_ahead and any(known):  # else all ask again in the next step
                 self._begun[microbatch] = known
         if any(here and not anywhere for here, anywhere in zip(begun, known, strict=True)):
             raise ValueError(
