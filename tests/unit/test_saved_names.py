@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -344,3 +345,32 @@ def test_an_optimizer_has_a_shared_parameter_by_all_of_its_names(wrap: bool, fir
     assert len(other.state) == 1
     for name, x in optimizer.state[saved.embed.weight].items():
         assert torch.equal(other.state[model.embed.weight][name], x)
+
+
+def test_a_shared_parameter_is_loaded_from_what_torch_alone_has_saved(tmp_path: Path) -> None:
+    """Which has its optimizer's part by one name. The planner that leaves out what is missing is the one to take."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    def make(seed: int) -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "head": nn.Linear(4, 7, bias=False)})
+        model["head"].weight = model["embed"].weight
+        optimizer = torch.optim.AdamW(model.parameters())
+        model["head"](model["embed"](torch.arange(7))).square().sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = make(1)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    plain = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer, options=options)}
+    dcp.save(plain, checkpoint_id=tmp_path / "plain", no_dist=True)
+    other, its_own = make(2)
+    state = stage_state([other], [], other, its_own)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(state, checkpoint_id=tmp_path / "plain", planner=planner, no_dist=True)
+    load_stage_state([other], [], other, state, its_own)
+    weight, theirs = model["embed"].weight, other["embed"].weight
+    assert torch.equal(weight, theirs)
+    for name, value in optimizer.state[weight].items():
+        assert torch.equal(value, its_own.state[theirs][name]), name
