@@ -137,6 +137,8 @@ def test_a_rank_that_another_pipeline_has_lost_is_named_though_nobody_says_so(tm
     for text in said[2:]:
         assert "lost its connection to another rank at F of stage 1, microbatch 1" in text
         assert "Released: the other end is gone; global rank 1 does not answer\n" in text
+    assert "the pipeline of global ranks 2, 3 failed: rank 1 (global rank 3) lost its connection to another" in said[0]
+    assert "; global rank 1 does not answer" in said[0]
 
 
 def test_what_fails_while_one_is_made_is_told_too(tmp_path: Path) -> None:
@@ -198,6 +200,8 @@ def test_the_first_that_has_lost_another_is_told_of_again_when_more_is_known() -
     first, second, third = (part(rank, job)[0] for rank in (0, 2, 4))
     first.tell(job, "lost another", sure=False)
     second.tell(job, "lost another, too", sure=False)
+    third.look(job)
+    assert third.text.endswith(" 0, 1 failed: lost another")  # what may follow from it hides it from nobody
     first.tell(job, "lost another; 3 does not answer", sure=False)
     third.look(job)
     assert third.text.endswith(" 0, 1 failed: lost another; 3 does not answer")
@@ -208,6 +212,7 @@ def test_who_looks_answers() -> None:
     parts = [part(rank, job)[0] for rank in range(4)]
     parts[2].tell(job, "lost another", sure=False)
     parts[1].look(job)
+    assert job.add("known", 0) == 0, "the host is to stay: more may be told"
     assert parts[2].silent(job, ()) == parts[3].silent(job, (0, 1, 2, 3)) == [0]
     assert parts[2].silent(job, (1, 3)) == []
     parts[0].look(job)
