@@ -17,7 +17,7 @@ from pipedsl.program import Costs
 from verify.search import Infeasible, Objective, Problem, make_problem, model_of, uniform_costs
 from verify.search.exact import without_instants
 from verify.search.formula import Formula
-from verify.search.load import _Rank, load_clauses
+from verify.search.load import Load, load_clauses, lost_anyway
 from verify.search.model import Model, fits, run
 from verify.search.windows import narrow
 
@@ -171,7 +171,7 @@ def test_every_line_holds_for_orders_that_fit(first: int) -> None:
         for line in formula.lines:
             assert holds(line, values), f"seed {seed}: {line}"
         asked += 1
-        told += len(load_clauses(model, window, formula.literal, formula.names))
+        told += len(load_clauses(model, window, formula.literal, dict(enumerate(formula.names))))
         # What an order that does not fit breaks is kept by every order that does.
         for r in formula.lazy:
             other = random_orders(model_of(problem.with_cap(None)), draw)
@@ -204,12 +204,15 @@ def test_numbers_of_a_strand_are_counted_from_the_nearer_end() -> None:
     """As many as come before an operation if the last of them does; as many as come after it if the first does."""
     model = model_of(make_problem(placement=[0], microbatches=4, costs=uniform_costs(1, 1, 1, 1)))
     formula = Formula(model, narrow(model, model.horizon), loads=False)
-    rank = _Rank(model, formula.window, formula.literal, formula.names, 0)
-    forwards, _, weights = rank.strands
+    window, names = formula.window, dict(enumerate(formula.names))
+    load = Load(model, window, formula.literal, names, 0, lost_anyway(window, 0, window.limit), window.limit)
+    forwards, _, weights = load.strands
     asked = 0
     for x, first in product(range(*forwards), (True, False)):
         rows = [y for y in range(*weights) if formula.literal(x, y) not in (True, False)]
         expected = [(y - weights[0] + 1 if first else weights[1] - y) for y in (rows if first else rows[::-1])]
-        assert [number for number, _ in rank._counts(weights, x, first)] == expected
+        counts = load._counts(weights, x, first)
+        assert [number for number, _ in counts.open] == expected
+        assert expected == list(range(counts.sure + 1, counts.most + 1))
         asked += len(expected)
     assert asked

@@ -61,7 +61,7 @@ def test_clauses_about_loads_are_left_out() -> None:
     model, _, least = settled(1)
     window = narrow(model, least)
     plain, without = Formula(model, window), Formula(model, window, loads=False)
-    loads = load_clauses(model, window, plain.literal, plain.names)
+    loads = load_clauses(model, window, plain.literal, dict(enumerate(plain.names)))
     assert loads
     assert plain.lines == [*without.lines, *loads]
 

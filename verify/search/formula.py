@@ -49,7 +49,7 @@ class Formula:
             if room is not None:
                 self._memory(r, room, ordered[r])
         if loads:
-            self.lines += load_clauses(model, window, self.literal, self.names)
+            self.lines += load_clauses(model, window, self.literal, dict(enumerate(self.names)))
 
     def text(self, comment: str = "", more: Sequence[str] = ()) -> str:
         """A whole file: unsatisfiable when no order is within the limit. `more`: clauses about lazy ranks."""

@@ -7,7 +7,7 @@ assumed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from verify.search.exact import Answer, Decision
@@ -27,9 +27,19 @@ class Kept:
     Only where every operation takes time, and for makespans.
     """
 
-    def __init__(self, model: Model, window: Window, seed: int, like: Sequence[int] | None = None) -> None:
-        """`window`: of everything that will be asked. `like`: starts, near which to look first."""
+    def __init__(
+        self,
+        model: Model,
+        window: Window,
+        seed: int,
+        like: Sequence[int] | None = None,
+        more: Callable[[Formula], list[str]] | None = None,
+    ) -> None:
+        """`window`: of everything that will be asked. `like`: starts, near which to look first. `more`: assertions."""
         formula = Formula(model, window, loads=False)
+        self.formula = formula
+        if more is not None:
+            formula.lines += more(formula)
         self.names, self.earliest, self.latest = formula.names, list(window.earliest), list(window.latest)
         self.solver = new_solver(seed, formula.sums)
         self.solver.from_string(formula.assertions())
@@ -48,10 +58,29 @@ class Kept:
                 self.latest[row] = latest[row]
                 self.solver.add(self._start(row) <= latest[row])
 
+    def add(self, lines: Sequence[str]) -> None:
+        """Assertions, for good."""
+        import z3
+
+        if lines:
+            text = "\n".join((*self.formula.declared, *lines))
+            self.solver.add(z3.parse_smt2_string(text, ctx=self.solver.ctx))
+
     def decide(
-        self, model: Model, limit: int, *, work: float, seconds: float = 0, narrowed: Narrowed = NOTHING, **_: Any
+        self,
+        model: Model,
+        limit: int,
+        *,
+        work: float,
+        seconds: float = 0,
+        narrowed: Narrowed = NOTHING,
+        also: Sequence[str] = (),
+        **_: Any,
     ) -> Decision:
-        """As `exact.decide`, of which it takes all options: is there an order with every start as `narrowed` says?"""
+        """As `exact.decide`, of which it takes all options: is there an order with every start as `narrowed` says?
+
+        `also`: what else is to be so.
+        """
         import z3
 
         try:
@@ -67,6 +96,8 @@ class Kept:
             most = limit - tail - model.duration[row]
             if most < self.latest[row]:
                 self.solver.add(z3.Implies(assumed, self._start(row) <= most))
+        if also:
+            self.add([f"(declare-const {assumed} Bool)", *(f"(assert (=> {assumed} {each}))" for each in also)])
         answer = check(self.solver, int(min(work * self.unit, FAR)) if work else FAR, stop_after(seconds), assumed)
         before, self.used = self.used, counted(self.solver) or self.used
         taken = (self.used - before) / self.unit

@@ -5,13 +5,18 @@ themselves; that the rank must have run both by then is a sum. For every operati
 rank: if so many of each come before it, it starts no sooner than all of them take; if so many come after it, no later
 than leaves time for them. Near the optimum ranks have little time to lose, and these clauses refute in a hundredth of
 the steps.
+
+A question about a part of a rank's operations has them, too: of a strand that it has a part of, all before that part
+come first. So it knows what the rank does before and after, of which it has no starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import accumulate, combinations
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 
+from verify.search.lost import Lost
 from verify.search.model import Model
 from verify.search.windows import Window
 
@@ -21,81 +26,136 @@ Literal = str | bool
 Before = Callable[[int, int], Literal]
 
 
-def load_clauses(model: Model, window: Window, before: Before, names: list[str]) -> list[str]:
-    """Assertions in SMT-LIB. `before(x, y)`: the literal that says so, for two rows of a rank."""
+def load_clauses(
+    model: Model, window: Window, before: Before, names: Mapping[int, str], ranks: Iterable[int] | None = None
+) -> list[str]:
+    """Assertions in SMT-LIB, of all ranks if not of some.
+
+    `names`: of the starts of the rows that are asked about. `before(x, y)`: the literal that says so, for two such rows
+    of a rank.
+    """
     found: list[str] = []
-    for r in range(len(model.strands)):
-        for line in _Rank(model, window, before, names, r).clauses():
-            found.append(line)
-            if len(found) > MOST:
-                return found
+    for r in range(len(model.strands)) if ranks is None else ranks:
+        end = _end_of(window, r)
+        load = Load(model, window, before, names, r, lost_anyway(window, r, end), end)
+        for x in load.rows:
+            for line in (*load.at_least(x, True), *load.at_least(x, False)):
+                found.append(line)
+                if len(found) > MOST:
+                    return found
     return found
 
 
-class _Rank:
-    """`begin` and `end`: between them the rank runs everything."""
+@dataclass(frozen=True)
+class _Counts:
+    """How many of a strand come before (after) an operation: `sure` and `most`, and in between, of each number that may
+    be reached, the literal that says that it is."""
 
-    def __init__(self, model: Model, window: Window, before: Before, names: list[str], r: int) -> None:
-        self.model, self.window, self.before, self.names = model, window, before, names
+    sure: int
+    open: list[tuple[int, str]]
+    most: int
+
+    @property
+    def at_least(self) -> list[tuple[int, str]]:
+        """Numbers, each with what denies that it is reached."""
+        return [(self.sure, ""), *((count, negated(literal)) for count, literal in self.open)]
+
+    @property
+    def at_most(self) -> list[tuple[int, str]]:
+        """Numbers, each with what denies that there are no more."""
+        return [*((count - 1, literal) for count, literal in self.open), (self.most, "")]
+
+
+def lost_anyway(window: Window, r: int, end: int) -> Lost:
+    """Before the first operation of a rank may start, and after the last must have ended, until `end`."""
+    rows = [row for pair in window.model.strands[r] for row in range(*pair)]
+    begin = min((window.earliest[row] for row in rows), default=0)
+    return Lost(dict.fromkeys(rows, begin), dict.fromkeys(rows, end - _end_of(window, r)))
+
+
+def _end_of(window: Window, r: int) -> int:
+    """When a rank has run everything, at the latest."""
+    rows = (row for pair in window.model.strands[r] for row in range(*pair))
+    return max((window.latest[row] + window.model.duration[row] for row in rows), default=0)
+
+
+class Load:
+    """What a rank runs until `end`, and `lost`: for how long it runs nothing."""
+
+    def __init__(
+        self,
+        model: Model,
+        window: Window,
+        before: Before,
+        names: Mapping[int, str],
+        r: int,
+        lost: Lost,
+        end: int,
+    ) -> None:
+        self.window, self.before, self.names, self.lost, self.end = window, before, names, lost, end
         self.strands = [pair for pair in model.strands[r] if pair[0] < pair[1]]
-        rows = [row for first, last in self.strands for row in range(first, last)]
-        self.begin = min((window.earliest[row] for row in rows), default=0)
-        self.end = max((window.latest[row] + model.duration[row] for row in rows), default=0)
+        self.rows = [row for pair in self.strands for row in range(*pair) if row in names]
         self.sums = {pair: [0, *accumulate(model.duration[row] for row in range(*pair))] for pair in self.strands}
 
-    def clauses(self) -> Iterator[str]:
-        for pair in self.strands:
-            others = [other for other in self.strands if other != pair]
-            for x in range(*pair):
-                for one, other in combinations(others, 2):
-                    yield from self._earlier(x, pair, one, other)
-                    yield from self._later(x, pair, one, other)
+    def at_least(self, x: int, first: bool) -> Iterator[str]:
+        """Assertions: what runs before (after) x, and what is lost then, takes so long."""
+        return (f"(assert {clause})" for clause in self._clauses(x, first, self.lost.of(x, first), True))
 
-    def _earlier(self, x: int, pair: tuple[int, int], one: tuple[int, int], other: tuple[int, int]) -> Iterator[str]:
-        """With the first `n` of one and the first `k` of the other before x, it starts after all of them."""
-        own = self.begin + self.sums[pair][x - pair[0]]
-        counts = self._counts(other, x, True)
-        for n, first in self._counts(one, x, True):
-            for k, second in counts:
-                least = own + self.sums[one][n] + self.sums[other][k]
-                if least <= self.window.earliest[x]:
-                    continue
-                if least > self.window.latest[x]:
-                    yield f"(assert (or {first} {second}))"
-                    break
-                yield f"(assert (or {first} {second} (>= {self.names[x]} {least})))"
+    def at_most(self, x: int, first: bool, lost: int) -> Iterator[str]:
+        """What is so if no more is lost before (after) x."""
+        return self._clauses(x, first, lost, False)
 
-    def _later(self, x: int, pair: tuple[int, int], one: tuple[int, int], other: tuple[int, int]) -> Iterator[str]:
-        """With the last `n` of one and the last `k` of the other after x, it leaves time for all of them."""
-        own = self.end - (self.sums[pair][-1] - self.sums[pair][x - pair[0]])
-        counts = self._counts(other, x, False)
-        for n, first in self._counts(one, x, False):
-            for k, second in counts:
-                most = own - self._last(one, n) - self._last(other, k)
-                if most >= self.window.latest[x]:
-                    continue
-                if most < self.window.earliest[x]:
-                    yield f"(assert (or {first} {second}))"
-                    break
-                yield f"(assert (or {first} {second} (<= {self.names[x]} {most})))"
+    def _clauses(self, x: int, first: bool, lost: int, least: bool) -> Iterator[str]:
+        pair = next(pair for pair in self.strands if x in range(*pair))
+        others = [other for other in self.strands if other != pair]
+        if len(others) != 2:
+            return
+        own = lost + self._work(pair, x - pair[0] if first else pair[1] - x, first)
+        one, other = (self._counts(strand, x, first) for strand in others)
+        for n, this in one.at_least if least else one.at_most:
+            for k, that in other.at_least if least else other.at_most:
+                whole = own + self._work(others[0], n, first) + self._work(others[1], k, first)
+                clause = self._clause(x, whole if first else self.end - whole, first == least, (this, that))
+                if clause:
+                    yield clause
 
-    def _last(self, pair: tuple[int, int], n: int) -> int:
-        return self.sums[pair][-1] - self.sums[pair][len(self.sums[pair]) - 1 - n]
+    def _clause(self, x: int, at: int, after: bool, unless: tuple[str, str]) -> str:
+        """That x starts no sooner (`after`), or no later; nothing where its window says so."""
+        low, high = self.window.earliest[x], self.window.latest[x]
+        if at <= low if after else at >= high:
+            return ""
+        possible = at <= high if after else at >= low
+        start = f"({'>=' if after else '<='} {self.names[x]} {at})" if possible else "false"
+        return f"(or {' '.join(filter(None, unless))} {start})"
 
-    def _counts(self, pair: tuple[int, int], x: int, first: bool) -> list[tuple[int, str]]:
-        """Numbers of a strand that may or may not be before (after) x, with the literal that denies it."""
-        found = []
+    def _work(self, pair: tuple[int, int], count: int, first: bool) -> int:
+        """Of the first (last) so many of a strand."""
+        sums = self.sums[pair]
+        return sums[count] if first else sums[-1] - sums[len(sums) - 1 - count]
+
+    def _counts(self, pair: tuple[int, int], x: int, first: bool) -> _Counts:
         rows = self.window.undecided(x, pair)
+        sure, most = (rows.start - pair[0], rows.stop - pair[0]) if first else (pair[1] - rows.stop, pair[1] - rows.start)
+        found: list[tuple[int, str]] = []
         for y in rows if first else reversed(rows):
+            if y not in self.names:
+                continue
+            count = y - pair[0] + 1 if first else pair[1] - y
             literal = self.before(y, x) if first else self.before(x, y)
             if literal is False:
+                most = count - 1
                 break
-            if literal is not True:
-                found.append((y - pair[0] + 1 if first else pair[1] - y, negated(literal)))
-        return found
+            if literal is True:
+                sure, found = count, []
+            else:
+                found.append((count, literal))
+        return _Counts(sure, found, most)
 
 
 def negated(literal: Literal) -> str:
     """The opposite of a literal that is open."""
     text = str(literal)
     return text[5:-1] if text.startswith("(not ") else f"(not {text})"
+
+
+__all__ = ["Before", "Literal", "Load", "load_clauses", "lost_anyway", "negated"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from verify.search.lost import Lost
+
 
 @dataclass(frozen=True)
 class Narrowed:
     """`starts`: (x, time): row x starts no sooner. `ends`: (x, time): so long it takes at least from the end of row x
     to the end of everything. `early`, `late`: rows of which nothing is left open, so that those start as soon as they
-    can, and these as late.
+    can, and these as late. `lost`: of the slowest rank.
 
     Only for makespans. In the problem's units.
     """
@@ -18,6 +20,7 @@ class Narrowed:
     ends: tuple[tuple[int, int], ...] = ()
     early: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
+    lost: Lost | None = None
 
 
 NOTHING = Narrowed()

@@ -25,7 +25,7 @@ GROWTH = 3  # and so small a part of that for one still lower
 VAIN = 2  # sweeps in a row that cut nothing, after which a limit is too high
 QUESTION = 1.2  # work for a question about the first or the last microbatches, in all of their windows
 SHARE = 8  # and so small a part of what is left of a turn, at most
-SIZES = (336, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
+SIZES = (192, 312, 432)  # operations in a question, about; the larger, the more is refuted, and the longer it takes
 
 
 def refute(standing: Standing, shown: dict[int, Narrowed], part: float, begin: float) -> None:
@@ -74,7 +74,7 @@ class _Refutation:
             shaving.sweep(microbatches, early, partial(turn.more, reserve), asked)
             self.shown[self.limit] = shaving.narrowed
             standing.raise_bound(shaving.low, f"refuted by {standing.engine}")
-            self._ask_end(sizes[-1], not early)
+            self._ask_end(_next(sizes, microbatches), not early)
             if standing.done or not turn.more():
                 return
             vain = vain + 1 if width == shaving.width and microbatches == sizes[-1] else 0
@@ -118,6 +118,11 @@ def _sizes(standing: Standing) -> list[int]:
     """Microbatches in a question."""
     count = standing.problem.microbatches
     return sorted({max(1, min(count - 1, size * count // len(standing.model))) for size in SIZES})
+
+
+def _next(sizes: list[int], microbatches: int) -> int:
+    """The next larger size, or the largest."""
+    return min((size for size in sizes if size > microbatches), default=sizes[-1])
 
 
 def _sweeps(sizes: list[int], again: bool) -> Iterator[tuple[int, bool, int]]:
