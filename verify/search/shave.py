@@ -46,7 +46,7 @@ from verify.search.windows import Window, narrow
 
 QUESTION = 1.5  # work for one question
 PART = 27  # so small a part of a window is tried first
-STEP = 2  # microbatches from one question's first to the next's: the fewer, the more questions a solver is kept for
+STEP = 4  # microbatches from one question's first to the next's: the fewer, the more questions a solver is kept for
 ROUNDS = 5  # of narrowing windows
 LOST_PART = 8  # so small a part of the time that may be lost is tried first
 GROWTH = 3  # so many times as much after each that is refuted, and so small a part of one that is not

@@ -72,7 +72,7 @@ class _Shares:
 class Aim(Enum):
     """What a search does most of. Two of the same problem, one for each, know more in the end than two for both."""
 
-    BOTH = _Shares(0.25, 0.65, 0.4)
+    BOTH = _Shares(0.35, 0.65, 0.4)
     ORDERS = _Shares(0.9, 1.0, 0.4)
     BOUNDS = _Shares(0.05, 1.0, 0.5)
 
