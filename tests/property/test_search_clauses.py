@@ -12,12 +12,15 @@ from fractions import Fraction
 from itertools import combinations, pairwise, product
 
 import pytest
+from every_order import idle_times
+from problems import uneven
 
 from pipedsl.program import Costs
 from verify.search import Infeasible, Objective, Problem, make_problem, model_of, uniform_costs
 from verify.search.exact import without_instants
 from verify.search.formula import Formula
 from verify.search.load import Load, load_clauses, lost_anyway
+from verify.search.lost import Lost
 from verify.search.model import Model, fits, run
 from verify.search.windows import narrow
 
@@ -31,6 +34,7 @@ SHAPES = (
     ([0, 0, 1], 2),
     ([0, 1, 2, 3], 5),
 )
+TIMES = ((6, 10, 17), (8, 11, 20), (5, 10, 14))
 TRIES = 60  # random orders of which the best is kept
 
 
@@ -216,3 +220,38 @@ def test_numbers_of_a_strand_are_counted_from_the_nearer_end() -> None:
         assert expected == list(range(counts.sure + 1, counts.most + 1))
         asked += len(expected)
     assert asked
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lines_about_a_part_hold_for_orders_of_the_whole(seed: int) -> None:
+    """Of some microbatches in a row, with what is lost in the order itself: so much before and after each row, and no
+    more where that is asked; and one less is too much to ask somewhere."""
+    problem = uneven(seed, 3, 7, TIMES)
+    model, draw = model_of(problem), random.Random(seed)
+    rows = good_orders(model, draw)
+    assert rows is not None
+    ran = run(model, rows)
+    assert ran is not None
+    limit = ran.value + draw.choice((0, 3, 20))
+    window = narrow(model, limit)
+    formula = Formula(model, window, loads=False)
+    values = facts(model, formula, rows)
+    told = denied = 0
+    for r, first, count in ((r, first, count) for r in range(3) for first in (0, 1, 3) for count in (2, 4)):
+        names = {
+            row: name
+            for row, name in enumerate(formula.names)
+            if first <= model.operations[row].microbatch < first + count
+        }
+        lost = Lost(*idle_times(model, ran.start, r, limit))
+        load = Load(model, window, formula.literal, names, r, lost, limit)
+        assert load.rows == [row for row in names if model.rank[row] == r]
+        for row, side in product(load.rows, (True, False)):
+            lines = [*load.at_least(row, side)]
+            asked = [f"(assert {clause})" for clause in load.at_most(row, side, lost.of(row, side))]
+            less = [f"(assert {clause})" for clause in load.at_most(row, side, lost.of(row, side) - 1)]
+            assert all(holds(line, values) for line in (*lines, *asked)), (r, row, side)
+            told += len(lines)
+            denied += not all(holds(line, values) for line in less)
+    assert told > 20
+    assert denied > 20

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from brute import interleavings
 
 from verify.search import Problem, model_of
+from verify.search.lost import Lost
 from verify.search.model import Model, Run, fits, run
 from verify.search.narrowed import Narrowed
 from verify.search.press import press
@@ -32,6 +34,27 @@ def latest_starts(model: Model, found: Run, limit: int) -> list[int]:
 def holds_for(model: Model, found: Run, shown: Narrowed, limit: int) -> bool:
     """Whether an order within the limit is as what is shown says, however late it runs."""
     late = latest_starts(model, found, limit)
-    return all(found.start[row] >= time for row, time in shown.starts) and all(
-        late[row] + model.duration[row] + time <= limit for row, time in shown.ends
+    return (
+        all(found.start[row] >= time for row, time in shown.starts)
+        and all(late[row] + model.duration[row] + time <= limit for row, time in shown.ends)
+        and (shown.lost is None or all(loses(model, start, shown.lost, limit) for start in (found.start, late)))
+    )
+
+
+def loses(model: Model, start: Sequence[int], lost: Lost, limit: int) -> bool:
+    """Whether a rank that starts its operations then loses at least as much before and after each of them."""
+    before, after = idle_times(model, start, model.rank[min(lost.before)], limit)
+    return all(before[row] >= time for row, time in lost.before.items()) and all(
+        after[row] >= time for row, time in lost.after.items()
+    )
+
+
+def idle_times(model: Model, start: Sequence[int], r: int, limit: int) -> tuple[dict[int, int], dict[int, int]]:
+    """For how long a rank runs nothing until each of its rows starts, and from then until the limit."""
+    rows = [row for row in range(len(model)) if model.rank[row] == r]
+    done = {row: sum(model.duration[x] for x in rows if start[x] < start[row]) for row in rows}
+    left = {row: sum(model.duration[x] for x in rows if start[x] >= start[row]) for row in rows}
+    return (
+        {row: start[row] - done[row] for row in rows},
+        {row: limit - start[row] - left[row] for row in rows},
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, combinations
 
 from verify.search.lost import Lost
 from verify.search.model import Model
@@ -99,25 +99,43 @@ class Load:
 
     def at_least(self, x: int, first: bool) -> Iterator[str]:
         """Assertions: what runs before (after) x, and what is lost then, takes so long."""
-        return (f"(assert {clause})" for clause in self._clauses(x, first, self.lost.of(x, first), True))
+        others = self._others(x)
+        for pair in combinations(others, 2) if len(others) > 2 else (others,):
+            for clause in self._clauses(x, first, pair, self.lost.of(x, first), True):
+                yield f"(assert {clause})"
 
-    def at_most(self, x: int, first: bool, lost: int) -> Iterator[str]:
-        """What is so if no more is lost before (after) x."""
-        return self._clauses(x, first, lost, False)
+    def at_most(self, x: int, first: bool, lost: int) -> list[str]:
+        """What is so if no more is lost before (after) x; only of ranks with at most three strands."""
+        others = self._others(x)
+        assert len(others) <= 2
+        return [*self._clauses(x, first, others, lost, False)]
 
-    def _clauses(self, x: int, first: bool, lost: int, least: bool) -> Iterator[str]:
-        pair = next(pair for pair in self.strands if x in range(*pair))
-        others = [other for other in self.strands if other != pair]
-        if len(others) != 2:
-            return
-        own = lost + self._work(pair, x - pair[0] if first else pair[1] - x, first)
-        one, other = (self._counts(strand, x, first) for strand in others)
-        for n, this in one.at_least if least else one.at_most:
-            for k, that in other.at_least if least else other.at_most:
-                whole = own + self._work(others[0], n, first) + self._work(others[1], k, first)
+    def _others(self, x: int) -> tuple[tuple[int, int], ...]:
+        return tuple(pair for pair in self.strands if x not in range(*pair))
+
+    def _clauses(
+        self, x: int, first: bool, others: tuple[tuple[int, int], ...], lost: int, least: bool
+    ) -> Iterator[str]:
+        """For all numbers of the one or two other strands."""
+        a, b = next(pair for pair in self.strands if x in range(*pair))
+        own = lost + self._work((a, b), x - a if first else b - x, first)
+        reached = [self._reached(pair, x, first, least) for pair in others]
+        ones, others_too = (*reached, [(0, "")], [(0, "")])[:2]
+        for one, this in ones:
+            for other, that in others_too:
+                whole = own + one + other
                 clause = self._clause(x, whole if first else self.end - whole, first == least, (this, that))
                 if clause:
                     yield clause
+                if least and clause.endswith(("false", "false)")):
+                    break  # as then it is with more, too
+
+    def _reached(self, pair: tuple[int, int], x: int, first: bool, least: bool) -> list[tuple[int, str]]:
+        """How long what runs of a strand before (after) x takes, at least or at most; each with what denies it."""
+        counts = self._counts(pair, x, first)
+        return [
+            (self._work(pair, count, first), denial) for count, denial in (counts.at_least if least else counts.at_most)
+        ]
 
     def _clause(self, x: int, at: int, after: bool, unless: tuple[str, str]) -> str:
         """That x starts no sooner (`after`), or no later; nothing where its window says so."""
@@ -126,7 +144,8 @@ class Load:
             return ""
         possible = at <= high if after else at >= low
         start = f"({'>=' if after else '<='} {self.names[x]} {at})" if possible else "false"
-        return f"(or {' '.join(filter(None, unless))} {start})"
+        parts = [*filter(None, unless), start]
+        return start if len(parts) == 1 else f"(or {' '.join(parts)})"
 
     def _work(self, pair: tuple[int, int], count: int, first: bool) -> int:
         """Of the first (last) so many of a strand."""
@@ -135,7 +154,9 @@ class Load:
 
     def _counts(self, pair: tuple[int, int], x: int, first: bool) -> _Counts:
         rows = self.window.undecided(x, pair)
-        sure, most = (rows.start - pair[0], rows.stop - pair[0]) if first else (pair[1] - rows.stop, pair[1] - rows.start)
+        sure, most = rows.start - pair[0], rows.stop - pair[0]
+        if not first:
+            sure, most = pair[1] - rows.stop, pair[1] - rows.start
         found: list[tuple[int, str]] = []
         for y in rows if first else reversed(rows):
             if y not in self.names:

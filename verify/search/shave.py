@@ -170,7 +170,7 @@ class Shaving:
         """Whether the few microbatches may run in their windows, and no more than that is lost before (after) `row`."""
         like, sides = self._similar(rows), (self.window.earliest, self.window.latest)
         known = self._known(rows, *([side[y] for y in rows] for side in sides))
-        also = [*self._load(self._solver(few, rows, like).formula, rows, self.slow).at_most(row, early, time)]
+        also = self._load(self._solver(few, rows, like).formula, rows, self.slow).at_most(row, early, time)
         found = self._ask(few, rows, known, like, also=also)
         if found.start is not None:
             self.like.update(zip(rows, found.start, strict=True))
