@@ -38,6 +38,7 @@ from pipedsl.every_m import EveryM, every_m, never
 from pipedsl.files import check_writable, write_atomically
 from pipedsl.found_text import exact
 from pipedsl.library import UsageError
+from pipedsl.render.figure import SUFFIXES, check_suffix
 from pipedsl.render.search import (
     refusal_document,
     search_document,
@@ -55,6 +56,7 @@ from verify.search.engines import NAMES
 
 if TYPE_CHECKING:
     from pipedsl.profile import Profile
+    from pipedsl.syntax import Schedule
 
 MOST_POINTS = 1000
 FOR_EVERY_M = 1 / 6
@@ -164,14 +166,16 @@ def command(
         if certificate is not None or cap is not None or for_all is not None:
             raise UsageError("a sweep goes without --cap, --certificate and --for-all")
         if output is not None:
-            from pipedsl.render.figure import check_suffix
             from pipedsl.render.search_figure import check_drawable
 
             check_suffix(output)
             check_drawable()
+    elif output is not None and Path(output).suffix.lower() in SUFFIXES:
+        raise UsageError(f"{output} is a picture's name: a search writes a .sched, and a sweep draws")
     _check_outputs(output, certificate)
     news = Progress()
     points: list[SweepPoint] = []
+    schedule: Schedule | None = None
     try:
         schedule = load(file, limits)
         if values is not None:
@@ -194,10 +198,10 @@ def command(
         finish(UNKNOWN)
     except DiagnosticError as error:
         news.clear()
-        if form == "json" and all(each.code == "PD602" for each in error.diagnostics):
-            print_json(refusal_document(schedule.header.name, params, error.diagnostics))
-            finish(REJECTED)
-        raise
+        if form == "text":
+            raise
+        print_json(refusal_document(file if schedule is None else schedule.header.name, params, error.diagnostics))
+        finish(FAILED if any(each.code == "PD111" for each in error.diagnostics) else REJECTED)
     finally:
         news.clear()
     if values is not None:
@@ -292,7 +296,6 @@ def _written(path: str, content: str | bytes, instead: str) -> bool:
 def _finish_sweep(name: str, points: list[SweepPoint], output: str | None, form: str, color: Colour) -> None:
     whole = True
     if output is not None:
-        from pipedsl.render.figure import check_suffix
         from pipedsl.render.search_figure import draw_sweep
 
         picture = draw_sweep(name, points, check_suffix(output))

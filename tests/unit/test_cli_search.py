@@ -84,6 +84,27 @@ def test_caps() -> None:
     assert (document["found"], document["diagnostics"][0]["code"]) == (False, "PD602")
 
 
+def test_json_of_files_with_errors(folder: Path) -> None:
+    for text, code in (("schedule a(p, m)\nrank r { F@ }\n", "PD1"), ("", "PD1")):
+        (folder / "wrong.sched").write_text(text)
+        found = CliRunner().invoke(cli, ["search", "wrong.sched", "-D", "p=2", "-D", "m=2", "--format", "json"])
+        assert found.exit_code == 1
+        document = json.loads(found.stdout)
+        assert (document["found"], document["schedule"]) == (False, "wrong.sched")
+        assert document["diagnostics"][0]["code"].startswith(code)
+        assert document["diagnostics"][0]["line"]
+    (folder / "closed.sched").write_text("schedule a(p, m)\nrank r {\n    F * m\n    B * m\n}\n")
+    found = CliRunner().invoke(cli, ["search", "closed.sched", "-D", "p=2", "-D", "m=2", "--format", "json"])
+    document = json.loads(found.stdout)
+    assert (found.exit_code, document["schedule"], document["diagnostics"][0]["code"]) == (1, "a", "PD601")
+
+
+@pytest.mark.parametrize("name", ["x.svg", "x.PNG"])
+def test_only_a_sweep_draws(name: str, folder: Path) -> None:
+    assert "a search writes a .sched" in run(*ASKED, "-o", name, status=2).output
+    assert not (folder / name).exists()
+
+
 @pytest.mark.parametrize("cap", ["x", "-1", "1/0", "1//2", "", "nan", "1e9"])
 def test_caps_that_are_none(cap: str) -> None:
     assert "is not a size" in run(*ASKED, "--cap", cap, status=2).output
