@@ -234,7 +234,10 @@ def _held(best: Smallest) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     program = replace(plain_program(problem, orders), copies=best.task.program.copies)
     label = program.label(sum(map(len, orders[:rank])) + at)
-    return f"with it rank {rank} holds at its peak, when {label} runs: {', '.join(names[:MOST_NAMED])}{more}"
+    fixed = constant[rank]
+    always = f"{size_text(fixed, best.task.program.memory.in_bytes, ROUND_CEILING)} all the time, and " if fixed else ""
+    what = ", ".join(names[:MOST_NAMED])
+    return f"with it rank {rank} holds {always}at its peak, when {label} runs: {what}{more}"
 
 
 def _stage(task: Task, place: int) -> str:

@@ -93,10 +93,9 @@ def test_json_of_files_with_errors(folder: Path) -> None:
         assert (document["found"], document["schedule"]) == (False, "wrong.sched")
         assert document["diagnostics"][0]["code"].startswith(code)
         assert document["diagnostics"][0]["line"]
-    (folder / "closed.sched").write_text("schedule a(p, m)\nrank r {\n    F * m\n    B * m\n}\n")
-    found = CliRunner().invoke(cli, ["search", "closed.sched", "-D", "p=2", "-D", "m=2", "--format", "json"])
+    found = CliRunner().invoke(cli, ["search", "1f1b", "-D", "p=2", "-D", "m=2", "--format", "json"])
     document = json.loads(found.stdout)
-    assert (found.exit_code, document["schedule"], document["diagnostics"][0]["code"]) == (1, "a", "PD601")
+    assert (found.exit_code, document["schedule"], document["diagnostics"][0]["code"]) == (1, "one_f_one_b", "PD601")
 
 
 @pytest.mark.parametrize("name", ["x.svg", "x.PNG"])

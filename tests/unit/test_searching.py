@@ -189,6 +189,7 @@ def test_caps_that_nothing_keeps_to(schedule: Schedule, least: str) -> None:
     assert diagnostic.code == "PD602"
     assert "at its peak" in diagnostic.notes[0]
     assert "F[0]" in diagnostic.notes[0]
+    assert ("holds 10 all the time, and" in diagnostic.notes[0]) == (least[-2:] == "11")  # weights and their gradients
 
 
 # ------------------------------------------------------- caching, stopping
