@@ -436,7 +436,7 @@ class Watch:
         gone = [called(self._wire, rank) for rank in silent if not among or self._wire.ranks[rank] in among]
         if not gone:
             others = set(among) - set(self._wire.ranks)
-            gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._own_job_store, others)]
+            gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._own_job_store, others or None)]
         return f"; {listed(gone)} {'does' if len(gone) == 1 else 'do'} not answer" if gone else ""
 
     def _failed_alone(self, store: Store, ranks: list[int]) -> list[str]:

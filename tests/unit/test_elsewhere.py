@@ -253,13 +253,71 @@ def test_who_looks_answers() -> None:
     parts[2].tell(job, "lost another", sure=False)
     parts[1].look(job)
     assert job.add("known", 0) == 0, "the host is to stay: more may be told"
-    assert parts[2].silent(job, ()) == parts[3].silent(job, (0, 1, 2, 3)) == [0]
-    assert parts[2].silent(job, (1, 3)) == []
+    assert parts[2].silent(job, None) == parts[3].silent(job, (0, 1, 2, 3)) == [0]
+    assert parts[2].silent(job, (1, 3)) == parts[2].silent(job, ()) == []
     parts[0].look(job)
-    assert parts[2].silent(job, ()) == []
-    parts[0].tell(job, "why")
-    parts[3]._self[1] = "another that nobody answered"
-    assert parts[3].silent(job, ()) == []  # since why is known
+    assert parts[2].silent(job, None) == []
+
+
+def test_who_knows_why_asks_nobody() -> None:
+    job = dist.HashStore()
+    parts = [part(rank, job)[0] for rank in range(4)]
+    parts[0].tell(job, "lost another", sure=False)
+    assert parts[0].silent(job, (2,)) == [2]
+    parts[3].tell(job, "why")
+    assert parts[0].silent(job, (2,)) == []
+
+
+def test_who_has_failed_at_the_same_time_answers_though_it_hides_the_question() -> None:
+    """Two pipelines lose each a rank to nobody knows whom. The second has looked just before the first one told."""
+    job = dist.HashStore()
+    parts = [part(rank, job)[0] for rank in range(4)]
+    late = parts[2]
+    read, late._read = late._read, lambda store: ""  # type: ignore[method-assign]
+    parts[0].tell(job, "lost another", sure=False)
+    late.tell(job, "lost another, too", sure=False)
+    late._read = read  # type: ignore[method-assign]
+    assert parts[0].silent(job, None) == [3]
+    assert parts[2].silent(job, None) == [1]
+    parts[3].look(job)  # which reads of its own pipeline alone
+    parts[1].look(job)
+    assert parts[0].silent(job, None) == parts[2].silent(job, None) == []
+
+
+def test_what_is_told_meanwhile_is_read_and_not_hidden() -> None:
+    """A cause by its consequence, in the moment between the look of who tells it and what it says."""
+    job = dist.HashStore()
+    first, second, third = (part(rank, job)[0] for rank in (0, 2, 4))
+    read = second._read
+
+    def slow(store: Any) -> str:
+        found = read(store)
+        second._read = read  # type: ignore[method-assign]
+        first.tell(job, "the cause")
+        return found
+
+    second._read = slow  # type: ignore[method-assign]
+    second.tell(job, "a consequence")
+    assert second.text == "before that the pipeline of global ranks 0, 1 failed: the cause"
+    third.look(job)
+    assert third.text == second.text
+
+
+def test_an_answer_counts_that_was_given_since_the_pipeline_was_made() -> None:
+    """Also of who knows why another one failed, as long ago, and is not concerned."""
+    job = dist.HashStore()
+    third = part(4, job)[0]
+    part(2, job)[0].tell(job, "why")
+    third.look(job)
+    first = part(0, job)[0]
+    first.tell(job, "another reason")
+    asked = part(6, job)[0]
+    assert first._has_answered(job, 0)
+    assert not first._has_answered(job, 4)
+    third.look(job)
+    assert first._has_answered(job, 4)
+    assert third.text.endswith(" 2, 3 failed: why")
+    assert not asked._has_answered(job, 4)
 
 
 @pytest.mark.parametrize("before", [0, 4])
