@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pipedsl.runtime import watch
 from pipedsl.runtime.position import Position
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wording import end_of_chain, in_short
+from pipedsl.runtime.wording import end_of_chain, in_short, is_due_to_one, waits_for
 
 PATIENCE = 50.0  # seconds, where it is not time that runs out
 
@@ -26,18 +26,31 @@ PATIENCE = 50.0  # seconds, where it is not time that runs out
         ("lost", 1, True),
         ("lost", -1, False),
         ("waited", -1, False),
+        ("waited", 1, False),  # which may wait in its turn for whom nobody knows
     ],
 )
 def test_what_another_pipelines_failure_may_explain_is_told_as_such(why: str, peer: int, sure: bool) -> None:
     """That is, what is due to nobody that is known: who knows better is to be heard."""
-    here: Any = SimpleNamespace(_elsewhere=Mock(), _own_job_store="the store")
-    Watch._tell_elsewhere(here, {"why": why, "peer": peer}, "said")
-    here._elsewhere.tell.assert_called_once_with("the store", "said", sure=sure)
+    assert is_due_to_one({"why": why, "peer": peer}) == sure
+
+
+def test_the_thread_tells_by_a_store_of_its_own() -> None:
+    """The main thread may be waiting for the other one."""
+    here: Any = SimpleNamespace(
+        _elsewhere=Mock(), _store="the thread's", _job_store="its own", _own_job_store="the main thread's"
+    )
+    here._job_store_of = lambda store: Watch._job_store_of(here, store)
+    Watch._tell_elsewhere(here, "the thread's", LOST, "said", True)
+    Watch._tell_elsewhere(here, "another", LOST, "said", False)
+    assert here._elsewhere.tell.mock_calls == [
+        call("its own", "said", sure=True),
+        call("the main thread's", "said", sure=False),
+    ]
 
 
 def test_who_is_alone_tells_nobody() -> None:
     here: Any = SimpleNamespace(_elsewhere=Mock(), _own_job_store="the store")
-    Watch._tell_elsewhere(here, {"why": "lost", "peer": 1, "alone": True}, "said")
+    Watch._tell_elsewhere(here, None, {**LOST, "alone": True}, "said", True)
     assert not here._elsewhere.mock_calls
 
 
@@ -94,26 +107,89 @@ def test_last_words_have_what_is_known() -> None:
     assert last_words({"failure": LOST}, announced=True) == ""
 
 
+def stands(peer: int = -1, among: Any = (), replicas: Any = ()) -> dict[str, Any]:
+    """A rank's report. The ranks of the pipeline are 4, 5 and 6 of the job."""
+    return {"where": "somewhere", "turn": "", "seconds": 1.0, "peer": peer, "among": among, "replicas": replicas}
+
+
 @pytest.mark.parametrize(
-    ("why", "peer", "among", "silent", "says"),
+    ("why", "stood", "states", "silent", "says", "sure"),
     [
-        ("lost", -1, [4, 5], [1], "; rank 1 (global rank 5) does not answer"),
-        ("lost", -1, [4, 5, 9], [1], "; rank 1 (global rank 5) does not answer"),
-        ("lost", -1, [], [1, 2], "; rank 1 (global rank 5), rank 2 (global rank 6) do not answer"),
-        ("lost", -1, [4, 9], [1], "; global rank 9 does not answer"),  # rank 1 has no part in it
-        ("lost", 1, [], [1], ""),
-        ("waited", -1, [4, 9], [], "; global rank 9 does not answer"),
-        ("waited", -1, [], [1], ""),  # it computes
+        ("lost", stands(among=[4, 5]), {}, [1], "rank 1 (global rank 5) does not answer", True),
+        ("lost", stands(among=[4, 5, 9]), {}, [1], "rank 1 (global rank 5) does not answer", True),
+        ("lost", stands(among=[4, 9]), {}, [1], "global rank 9 does not answer", False),  # rank 1 has no part in it
+        ("lost", stands(), {}, [1, 2], "rank 1 (global rank 5), rank 2 (global rank 6) do not answer", False),
+        ("lost", stands(), {}, [], "global rank 0, global rank 9 do not answer", False),
+        ("lost", stands(replicas=[4, 9]), {}, [], "global rank 0, global rank 9 do not answer", False),
+        ("lost", stands(among=[4, 5, 6]), {1: stands(among=[4, 5, 6]), 2: stands()}, [], "", False),
+        ("lost", stands(among=[4, 5, 6]), {2: stands(among=[6, 9])}, [], "global rank 9 does not answer", False),
+        ("waited", stands(among=[4, 9]), {}, [], "global rank 9 does not answer", False),
+        ("waited", stands(), {}, [1], "", False),  # it computes
+        ("waited", stands(replicas=[4, 9]), {}, [1], "global rank 9 does not answer", False),
+        ("waited", stands(1), {1: stands(replicas=[5, 9])}, [2], "global rank 9 does not answer", False),
+        ("waited", stands(1), {1: stands(among=[4, 5, 6])}, [2], "rank 2 (global rank 6) does not answer", True),
     ],
 )
-def test_who_does_not_answer(why: str, peer: int, among: list[int], silent: list[int], says: str) -> None:
-    """Of those that it may be due to; of other pipelines where it is none of this one."""
+def test_who_does_not_answer(why: str, stood: Any, states: Any, silent: list[int], says: str, sure: bool) -> None:
+    """Of those that it may be due to; of other pipelines where it is none of this one. Of all where nobody knows."""
     elsewhere = Mock()
-    elsewhere.silent = lambda store, others: sorted(others)
+    elsewhere.silent = lambda store, among: sorted({0, 9} if among is None else {0, 9} & among)
     here: Any = SimpleNamespace(
-        _wire=SimpleNamespace(ranks=range(4, 7)), _elsewhere=elsewhere, _own_job_store="the store"
+        _wire=SimpleNamespace(ranks=range(4, 7)), _elsewhere=elsewhere, _job_store_of=lambda store: "the store"
     )
-    assert Watch._missing(here, {"why": why, "peer": peer, "among": among}, silent) == says
+    assert Watch._missing(here, None, {**stood, "why": why}, states, silent) == (f"; {says}" if says else "", sure)
+
+
+def test_whom_a_rank_waits_for_in_the_end() -> None:
+    ranks = [4, 5, 6]
+    assert waits_for(stands(), {}, ranks) == set()
+    assert waits_for(stands(1), {1: stands(2), 2: stands(replicas=[6, 9])}, ranks) == {5, 6, 9}
+    assert waits_for(stands(1), {1: stands(0), 0: stands(1)}, ranks) == {4, 5}  # in a circle
+    assert waits_for(stands(among=ranks), {0: stands(), 1: stands(among=[5, 8])}, ranks) == {4, 5, 6, 8}
+
+
+def account(failure: dict[str, Any], states: dict[int, Any], fate: str = "", alone: str = "") -> Any:
+    """What rank 0 of three says, nobody of another pipeline being silent."""
+    store = dist.HashStore()
+    if alone:
+        store.set("alone/2", alone)
+    here: Any = SimpleNamespace(
+        _wire=SimpleNamespace(ranks=range(3), rank=0, size=3, store_host="the host"),
+        _elsewhere=Mock(silent=lambda store, among: []),
+        _turns=Mock(apart=lambda store, turns, silent: []),
+        _parting=Mock(text=""),
+        _fate=fate,
+        _gather=lambda store, failure: states,
+        _job_store_of=lambda store: store,
+    )
+    for each in ("_missing", "_failed_alone"):
+        setattr(here, each, getattr(Watch, each).__get__(here))
+    return Watch._compose(here, store, {"rank": 0, "text": "nothing happened", **failure})
+
+
+def test_where_waiting_leads_to_one_that_does_not_answer_it_is_known_what_it_is_due_to() -> None:
+    found = account({"why": "waited", **stands(1)}, {0: stands(1), 1: stands(2)})
+    assert found.sure
+    assert found.head.endswith("; what it waits for leads to rank 2, which does not answer")
+    found = account({"why": "waited", **stands(1)}, {0: stands(1), 1: stands(2), 2: stands()})
+    assert not found.sure
+    assert found.head.endswith("; what it waits for leads to rank 2, which stands at somewhere")
+
+
+def test_a_rank_does_not_say_that_it_does_not_answer_itself() -> None:
+    """Its store, which has what it has said itself, may be gone since."""
+    found = account({"why": "waited", **stands(1)}, {}, fate="has ended")
+    assert not found.sure
+    assert found.lines == ["  the others could not be asked: the host, which holds their store, has ended"]
+    assert "answer" not in found.head
+    found = account({"why": "lost", **stands(1)}, {})
+    assert found.lines == ["  no answer from rank 1, rank 2 (dead, stopped, or not in step())"]
+
+
+def test_other_pipelines_are_told_what_has_failed_on_a_rank_alone() -> None:
+    found = account({"why": "lost", **stands(2)}, {0: stands(2), 1: stands()}, alone="rank 2 failed at saving")
+    assert found.told == f"{found.head}; before that rank 2 failed at saving"
+    assert "  before that rank 2 failed at saving" in found.lines
 
 
 @pytest.mark.parametrize(
@@ -153,9 +229,13 @@ def test_whom_a_rank_exchanges_something_with_is_known_only_while_it_does() -> N
     position.begin("clipping the gradients", step=False, among=[0, 1])
     report = position.report()
     assert (position.steps, report["where"], report["among"]) == (0, "clipping the gradients", [0, 1])
-    call: Any = SimpleNamespace(peer=-1, kind="F", describe=lambda source: f"F ({source}:1)")
-    position.at = call
+    position.replicas = {2: [0, 4]}
+    at: Any = SimpleNamespace(peer=-1, kind="F", stage=2, describe=lambda source: f"F ({source}:1)")
+    position.at = at
     report = position.report()
     assert (report["where"], report["peer"], report["among"]) == ("F (x.sched:1)", -1, [])
+    assert report["replicas"] == [0, 4]
+    position.at = SimpleNamespace(**{**vars(at), "kind": "REDUCE"})  # type: ignore[assignment]
+    assert position.report()["replicas"] == []
     position.begin("beginning a step", step=True)
     assert (position.steps, position.among) == (1, ())
