@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 
 from pipedsl.runtime.wire import Store, Wire
 
@@ -38,3 +39,18 @@ class Parting:
             if store.check(["parting"]) and (said := store.get("parting").decode()) != self.text:
                 self.text = said
                 store.add("heard", 1)
+
+
+def alone_key(rank: int) -> str:
+    """The key by which a rank says what has failed there in what it did by itself, as saving."""
+    return f"alone/{rank}"
+
+
+def failed_alone(store: Store, ranks: Iterable[int]) -> list[str]:
+    """What of the kind these ranks have told."""
+    found = []
+    with contextlib.suppress(Exception):
+        for rank in ranks:
+            if store.check([alone_key(rank)]):
+                found.append(f"before that {store.get(alone_key(rank)).decode()}")
+    return found

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pipedsl.runtime.elsewhere import Elsewhere, listed
 from pipedsl.runtime.last_words import LastWords
-from pipedsl.runtime.parting import Parting
+from pipedsl.runtime.parting import Parting, alone_key, failed_alone
 from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
@@ -116,7 +116,7 @@ class Watch:
                 known = self._tell_all(error, known)
             elif known is not None:  # whoever comes to wait for this rank will know
                 with contextlib.suppress(Exception):
-                    self._own_store.set(f"alone/{self._wire.rank}", head_of(self._wire, known))
+                    self._own_store.set(alone_key(self._wire.rank), head_of(self._wire, known))
                     self._parting.tell(self._own_store, head_of(self._wire, known))
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {head_of(self._wire, known)}" if known else str(error)
@@ -223,12 +223,11 @@ class Watch:
         deadline = time.monotonic() + _GRACE
         self._say_where(self._store, failure)
         self.failure = failure
-        if self.position.communicating:
-            self._wire.wake(self.position.peer)
+        self._wake()
         self._elsewhere.look(self._job_store)
-        # Ask the others now: who holds the store may not wait for a rank that is stuck.
         account = None
         if not self._main_is_back.wait(_WATCH_POLL / 4):
+            # Ask the others now: who holds the store may not wait for a rank that is stuck.
             self._tell_elsewhere(self._store, failure, head_of(self._wire, failure), is_due_to_one(failure))
             account = self._compose(self._store, failure)
             self._tell_elsewhere(self._store, failure, account.told, account.sure)
@@ -241,8 +240,20 @@ class Watch:
                 self._leave_state()
                 self._wire.give_up(self._message)
                 return
-            if self.position.communicating:
-                self._wire.wake(self.position.peer)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let the main thread come out of what it waits in for other ranks, if that is where it is.
+
+        Where all are together any of them may be it. What a module, or its replicas, exchange by themselves stays as
+        it is: nobody here knows with whom, and by which group.
+        """
+        if self.position.communicating:
+            self._wire.wake(self.position.peer)
+        elif self._all_together:
+            for rank in range(self._wire.size):
+                if rank != self._wire.rank:
+                    self._wire.wake(rank)
 
     # ------------------------------------------------------------- the main thread
 
@@ -261,18 +272,7 @@ class Watch:
         first = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(first)
         if failure is None and lost:
-            self._tell_elsewhere(store, first, head_of(self._wire, first), is_due_to_one(first))
-            try:
-                store.compare_set("known", "", json.dumps(first))
-            except Exception as unknown:
-                self._fate = fate_of(unknown)
-            # The connection closed: the rank that closed it says why, unless it is dead.
-            deadline = time.monotonic() + _GATHER
-            while failure is None and not self._fate and time.monotonic() < deadline:
-                failure = self._look(store)
-                time.sleep(_WATCH_POLL / 10)
-            if failure is not None and failure["why"] == "store":
-                failure = None  # what broke the connection says more
+            failure = self._find_cause(store, first)
         if failure is None:
             failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
@@ -284,6 +284,23 @@ class Watch:
         self._leave(store, failure)
         self._leave_state()
         return PipelineError(self._message)
+
+    def _find_cause(self, store: Store, lost: Report) -> Report | None:
+        """A connection closed: who closed it says why, unless it is dead. Or has: then nothing else is told before."""
+        failure = self._look(store)
+        if failure is None:
+            gone = failed_alone(store, [lost["peer"]] if lost["peer"] >= 0 else [])
+            self._tell_elsewhere(store, lost, "; ".join([head_of(self._wire, lost), *gone]), is_due_to_one(lost))
+            try:
+                store.compare_set("known", "", json.dumps(lost))
+            except Exception as unknown:
+                self._fate = fate_of(unknown)
+        deadline = time.monotonic() + _GATHER
+        while failure is None and not self._fate and time.monotonic() < deadline:
+            failure = self._look(store)
+            time.sleep(_WATCH_POLL / 10)
+        # What broke the connection says more than that the store is gone.
+        return None if failure is not None and failure["why"] == "store" else failure
 
     def _tell_elsewhere(self, store: Store, failure: Report, said: str, sure: bool) -> None:
         """Let other pipelines know, whose failure may be due to this one; or, unless it is sure, the other way round.
@@ -427,7 +444,7 @@ class Watch:
             if rank in states:
                 stood = states[rank]
                 lines.append(f"  {called(self._wire, rank)} was at {stood['where']}, for {stood['seconds']} s")
-        alone = self._failed_alone(store, silent) if silent else []
+        alone = failed_alone(store, silent) if silent else []
         if silent:
             names = ", ".join(called(self._wire, rank) for rank in silent)
             lines.append(f"  no answer from {names} (dead, stopped, or not in step())")
@@ -463,15 +480,6 @@ class Watch:
             gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._job_store_of(store), others)]
         said = f"; {listed(gone)} {'does' if len(gone) == 1 else 'do'} not answer" if gone else ""
         return said, bool(own) and not anybody
-
-    def _failed_alone(self, store: Store, ranks: list[int]) -> list[str]:
-        """What has failed on these ranks in what they did by themselves, as saving."""
-        found = []
-        with contextlib.suppress(Exception):
-            for rank in ranks:
-                if store.check([f"alone/{rank}"]):
-                    found.append(f"before that {store.get(f'alone/{rank}').decode()}")
-        return found
 
 
 def close_with(owner: Any, watch: Watch) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pipedsl.runtime import watch
 from pipedsl.runtime.position import Position
 from pipedsl.runtime.watch import Watch
-from pipedsl.runtime.wording import end_of_chain, in_short, is_due_to_one, waits_for
+from pipedsl.runtime.wording import Account, end_of_chain, in_short, is_due_to_one, waits_for
 
 PATIENCE = 50.0  # seconds, where it is not time that runs out
 
@@ -107,6 +107,76 @@ def test_last_words_have_what_is_known() -> None:
     assert last_words({"failure": LOST}, announced=True) == ""
 
 
+@pytest.mark.parametrize("peer", [-1, 2])
+@pytest.mark.parametrize("together", [True, False])
+def test_whose_messages_a_rank_waits_for_that_is_brought_back(together: bool, peer: int) -> None:
+    """In what all do together, as in a sum over stages, it may be anybody's."""
+    here: Any = SimpleNamespace(
+        position=SimpleNamespace(communicating=peer >= 0, peer=peer), _all_together=together, _wire=Mock(rank=1, size=4)
+    )
+    Watch._wake(here)
+    woken = [each.args[0] for each in here._wire.wake.mock_calls]
+    assert woken == ([2] if peer == 2 else [0, 2, 3] if together else [])
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_who_cannot_be_brought_back_tells_and_asks_all_the_same(
+    comes_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_GRACE", 0.0)
+    does = Mock()
+    does._compose.return_value = Account("head", "told", True, ["  more"])
+    does._elsewhere.text = "before that another one failed"
+    here: Any = SimpleNamespace(
+        _store="the store", _job_store="of all", _plan=SimpleNamespace(title="x"), _here="rank 0"
+    )
+    here._main_is_back, here._running, here._closed = (threading.Event() for _ in range(3))
+    here._running.set()
+    if comes_back:
+        here._main_is_back.set()
+    here._wire = Mock(ranks=range(2), give_up=does.give_up)
+    here._elsewhere = does._elsewhere
+    for each in ("_say_where", "_wake", "_tell_elsewhere", "_compose", "_leave_state"):
+        setattr(here, each, getattr(does, each))
+    here._in_full = lambda found: Watch._in_full(here, found)
+    failure = {**LOST, "peer": -1}
+    Watch._bring_back(here, failure)
+    tells = call._tell_elsewhere("the store", failure, "rank 0 lost its connection to another rank at F: closed", False)
+    asks = [tells, call._compose("the store", failure), call._tell_elsewhere("the store", failure, "told", True)]
+    said = "pipeline x: head\n  more\n  before that another one failed\n  this is rank 0"
+    begins = [call._say_where("the store", failure), call._wake(), call._elsewhere.look("of all")]
+    ends = [call._elsewhere.look("of all"), call._leave_state(), call.give_up(said)]
+    assert does.mock_calls == [*begins, *([] if comes_back else [*asks, *ends])]
+
+
+def find_cause(store: Any, look: Any, **lost: Any) -> tuple[Any, list[Any]]:
+    """What rank 0 finds out when it has lost a connection, and what other pipelines are told before."""
+    here: Any = SimpleNamespace(
+        _look=Mock(side_effect=look), _tell_elsewhere=Mock(), _fate="", _wire=SimpleNamespace(ranks=range(3))
+    )
+    return Watch._find_cause(here, store, {**LOST, **lost}), [each.args[2] for each in here._tell_elsewhere.mock_calls]
+
+
+def test_a_cause_that_is_known_is_not_hidden_by_its_consequence() -> None:
+    cause = {"why": "raised"}
+    assert find_cause(dist.HashStore(), [cause]) == (cause, [])
+    lost = "rank 0 lost its connection to rank 1 at F: closed"
+    assert find_cause(dist.HashStore(), [None, None, cause]) == (cause, [lost])
+
+
+def test_a_store_that_is_gone_is_no_cause_of_a_connection_that_is_lost() -> None:
+    assert find_cause(None, [{"why": "store"}]) == (None, [])
+
+
+def test_what_has_failed_alone_where_a_connection_is_lost_to_is_told_at_once() -> None:
+    store = dist.HashStore()
+    store.set("alone/1", "rank 1 failed at saving")
+    lost = "rank 0 lost its connection to rank 1 at F: closed; before that rank 1 failed at saving"
+    assert find_cause(store, [None, {"why": "raised"}])[1] == [lost]
+    lost = "rank 0 lost its connection to another rank at F: closed"
+    assert find_cause(store, [None, {"why": "raised"}], peer=-1)[1] == [lost]
+
+
 def stands(peer: int = -1, among: Any = (), replicas: Any = ()) -> dict[str, Any]:
     """A rank's report. The ranks of the pipeline are 4, 5 and 6 of the job."""
     return {"where": "somewhere", "turn": "", "seconds": 1.0, "peer": peer, "among": among, "replicas": replicas}
@@ -162,8 +232,7 @@ def account(failure: dict[str, Any], states: dict[int, Any], fate: str = "", alo
         _gather=lambda store, failure: states,
         _job_store_of=lambda store: store,
     )
-    for each in ("_missing", "_failed_alone"):
-        setattr(here, each, getattr(Watch, each).__get__(here))
+    here._missing = lambda *given: Watch._missing(here, *given)
     return Watch._compose(here, store, {"rank": 0, "text": "nothing happened", **failure})
 
 
