@@ -62,7 +62,7 @@ class Watch:
         self._known: Report | None = None  # the failure, before there is a decision
         self._answers: dict[int, Report] = {}
         self._fate = ""  # of the store, in words, once it has not answered
-        self._parting = Parting(wire)
+        self._parting = Parting(wire, self._own_job_store)
         self._last_words = LastWords(self._compose_last_words, self._leave_state)
         self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ class Watch:
             elif known is not None:  # whoever comes to wait for this rank will know
                 with contextlib.suppress(Exception):
                     self._own_store.set(alone_key(self._wire.rank), head_of(self._wire, known))
-                    self._parting.tell(self._own_store, head_of(self._wire, known))
+                    self._parting.tell(self._own_store, self._own_job_store, head_of(self._wire, known))
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {head_of(self._wire, known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
@@ -182,7 +182,7 @@ class Watch:
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
-                self._parting.hear(self._store)
+                self._parting.hear(self._store, self._job_store)
                 failure = self._compare_turns() or self._find_ended()
             if failure is not None:
                 self._bring_back(failure)
