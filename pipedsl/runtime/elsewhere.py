@@ -35,12 +35,11 @@ class Elsewhere:
         self._stay = min(_STAY, _STAY_SHARE * timeout)
         self._self = [list(wire.ranks), name]
         several = wire.strangers > 0
-        self._told_before = store.add("told", 0) if several else 0
-        self._earlier = self._read(store) if several else ""
+        self._made = store.add("moments", 1) if several else 0  # by a clock that all ranks of the job share
+        self._earlier = self._answered = self._read(store) if several else ""
         self._counted_before = store.add("known", 0) if several else 0
         self._counting = threading.Lock()  # the watch's thread looks while the main thread tells
         self._counted = False
-        self._answered = 0  # the number of the news that this rank has last answered
         self._explains = False
         self.text = ""
 
@@ -58,9 +57,9 @@ class Elsewhere:
         if not self._wire.strangers:
             return
         with contextlib.suppress(Exception):
-            number = store.add("told", 1)
-            self._answer(store, number)  # who has failed may be asked for, too, by one that has failed before
-            news = json.dumps([number, self._self, why, sure])
+            moment = store.add("moments", 1)
+            self._answer(store, moment)  # who has failed may be asked for, too, by one that has failed before
+            news = json.dumps([moment, self._self, why, sure])
             for _ in range(_TRIES):
                 before = self._hear(store)
                 if self._explains or (self.text and not sure):
@@ -106,12 +105,14 @@ class Elsewhere:
     def _hear(self, store: Store) -> str:
         """What has lately been told, as it is in the store; empty where nothing was."""
         said = self._read(store)
-        if said and said != self._earlier:
-            number, pipeline, why, explains = json.loads(said)
-            self._answer(store, number)
+        if said != self._answered:
+            self._answer(store, store.add("moments", 0))
+            self._answered = said
+        if said != self._earlier:
+            _, pipeline, why, explains = json.loads(said)
             if pipeline != self._self and not self._explains:
-                self._explains = explains
                 self.text = f"before that the pipeline of global ranks {listed(pipeline[0])} failed: {why}"
+                self._explains = explains  # after the text, which another thread may read by then
                 if explains:
                     self._count(store)
         return said
@@ -119,16 +120,14 @@ class Elsewhere:
     def _read(self, store: Store) -> str:
         return str(store.get("failure").decode()) if store.check(["failure"]) else ""
 
-    def _answer(self, store: Store, number: int) -> None:
-        """This rank is alive: it has heard of the news of this number."""
-        if number > self._answered:
-            store.set(_answer_key(self._wire.ranks[self._wire.rank]), str(number))
-            self._answered = number
+    def _answer(self, store: Store, moment: int) -> None:
+        """This rank was alive then."""
+        store.set(_answer_key(self._wire.ranks[self._wire.rank]), str(moment))
 
     def _has_answered(self, store: Store, rank: int) -> bool:
         """Whether a rank has, since this pipeline was made."""
         key = _answer_key(rank)
-        return bool(store.check([key])) and int(store.get(key)) > self._told_before
+        return bool(store.check([key])) and int(store.get(key)) >= self._made
 
 
 def _answer_key(rank: int) -> str:

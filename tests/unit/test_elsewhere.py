@@ -314,10 +314,30 @@ def test_an_answer_counts_that_was_given_since_the_pipeline_was_made() -> None:
     asked = part(6, job)[0]
     assert first._has_answered(job, 0)
     assert not first._has_answered(job, 4)
+    assert not asked._has_answered(job, 0)
     third.look(job)
     assert first._has_answered(job, 4)
+    assert asked._has_answered(job, 4)
     assert third.text.endswith(" 2, 3 failed: why")
-    assert not asked._has_answered(job, 4)
+
+
+def test_an_answer_counts_to_what_was_about_to_be_told_when_the_pipeline_was_made() -> None:
+    """It is news to that pipeline, and what it has failed of as well need not be told besides."""
+    job = dist.HashStore()
+    first, other = part(0, job)[0], part(4, job)[0]
+    made: list[Elsewhere] = []
+    read = first._read
+
+    def slow(store: Any) -> str:
+        made.extend([] if made else [part(2, job)[0]])
+        return read(store)
+
+    first._read = slow  # type: ignore[method-assign]
+    first.tell(job, "lost another", sure=False)
+    other.look(job)
+    made[0].tell(job, "lost another, too", sure=False)
+    assert made[0].text.endswith(" 0, 1 failed: lost another")
+    assert made[0]._has_answered(job, 4)
 
 
 @pytest.mark.parametrize("before", [0, 4])
