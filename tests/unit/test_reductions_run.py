@@ -132,6 +132,25 @@ def test_whom_a_sum_over_replicas_is_with(monkeypatch: pytest.MonkeyPatch) -> No
     assert watch.stop_if_failed.call_count == len(stood)
 
 
+def test_the_replicas_of_a_stage_are_known_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What wraps a module may exchange something with these by itself."""
+
+    class Sharded:
+        replicas, reduced = (1, 5), False
+
+    monkeypatch.setattr(reductions, "ShardedChunk", Sharded)
+    monkeypatch.setattr(reductions, "replicated_parts", lambda modules: [m for m in modules if m.process_group])
+    monkeypatch.setattr(reductions.dist, "get_process_group_ranks", lambda group: group)
+    plan: Any = SimpleNamespace(stages=4, source="x.sched")
+    watch: Any = SimpleNamespace(position=Position(plan.source))
+    modules: Any = {0: Mock(process_group=[0, 4]), 2: Mock(process_group=[]), 3: Mock(process_group=[])}
+    sums = reductions.Reductions(plan, modules, [], [], Mock(), Mock(), watch)
+    sums.learn({0: Mock(), 2: Sharded(), 3: Mock()})  # type: ignore[dict-item]
+    for stage, replicas in {0: [0, 4], 2: [1, 5], 3: []}.items():
+        watch.position.at = SimpleNamespace(kind="F", stage=stage, peer=-1, describe=lambda source: "F")
+        assert watch.position.report()["replicas"] == replicas
+
+
 def test_labels_and_words(tmp_path: Path) -> None:
     module = load(compiled.compile_to(tmp_path / "x.py", TWO_WAYS_REDUCE, p=2, m=1))
     sums = [call for call in module.read_calls(module.PLAN, 0) if call.kind == "REDUCE"]
