@@ -20,7 +20,7 @@ from pipedsl.runtime.exchange import Exchange
 from pipedsl.runtime.extras import Extras, split_extras
 from pipedsl.runtime.loop import Given, Loop, LossFunction
 from pipedsl.runtime.neighbours import Neighbourhood
-from pipedsl.runtime.norms import clip_over_ranks
+from pipedsl.runtime.norms import CLIPPING, clip_over_ranks
 from pipedsl.runtime.options import USUAL_TIMEOUT, join, understand
 from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import CannotStart, Plan, merge_backwards, read_calls, split_backwards
@@ -242,10 +242,19 @@ class Executor:
         Call it on every rank. The norm before, the same on every rank. Tied parameters count once. Those of a loss_fn
         that is a module count too.
         """
-        with self._one_at_a_time("clip_grad_norm_()"), self._together("clipping the gradients"):
+        with self._one_at_a_time("clip_grad_norm_()"), self._together(CLIPPING):
             parameters = [q for module in (*self._modules, *self._losses) for q in module.parameters()]
             elsewhere = self._tied.counted_elsewhere() | self._copies.counted_elsewhere()
-            return clip_over_ranks(self._wire, parameters, elsewhere, self._device, max_norm, norm_type)
+            position = self._watch.position
+            return clip_over_ranks(
+                self._wire,
+                parameters,
+                elsewhere,
+                self._device,
+                max_norm,
+                norm_type,
+                lambda what, among: position.note(what, among=among),
+            )
 
     def timeline(self) -> Timeline:
         """What every rank computed when in the last step, on one clock, if made with `trace=True` on every rank.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 from pipedsl.runtime.tied import local_part
 from pipedsl.runtime.wire import Wire
+
+CLIPPING = "clipping the gradients"
 
 
 def clip_over_ranks(
@@ -19,18 +21,26 @@ def clip_over_ranks(
     device: torch.device,
     max_norm: float,
     norm_type: float,
+    note: Callable[[str, Collection[int]], None],
 ) -> torch.Tensor:
     """Scale the gradients of `parameters` so that those of all ranks together have at most this norm; that norm before.
 
     `counted_elsewhere`: `id`s of parameters whose gradient another rank counts. Every rank computes with the same norm.
-    It is float64 where this rank has gradients of that type, float32 elsewhere.
+    It is float64 where this rank has gradients of that type, float32 elsewhere. `note` is told what begins, and with
+    which ranks, by their numbers in the whole job.
     """
     norm_type = float(norm_type)
     every = list(dict.fromkeys(parameters))
     own = [q for q in every if q.grad is not None]
     double = any((q if q.grad is None else q.grad).dtype is torch.float64 for q in every)
     counted: list[torch.Tensor] = [q.grad for q in own if q.grad is not None and id(q) not in counted_elsewhere]
-    norms = [_norm(each, norm_type).to(device, torch.float64) for each in _by_mesh(counted)]
+    norms = []
+    for each in _by_mesh(counted):
+        mesh: Any = getattr(each[0], "device_mesh", None)
+        if mesh is not None:
+            note(f"{CLIPPING}: those of a stage over its replicas", mesh.mesh.flatten().tolist())
+        norms.append(_norm(each, norm_type).to(device, torch.float64))
+    note(CLIPPING, wire.ranks)
     norm = _combine(wire, norms, device, norm_type)
     for group in _by_mesh([q.grad for q in own if q.grad is not None]):
         # A factor of 1 is no synchronisation, where asking for it on a GPU would be one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipedsl.runtime.plan import COMPUTE_KINDS, PlannedCall
@@ -25,6 +25,7 @@ class Position:
         self._source = source
         self._noted_peer = -1
         self._noted_among: Collection[int] = ()
+        self.replicas: Mapping[int, Collection[int]] = {}  # of each stage here, by their numbers in the whole job
         self._seen: tuple[PlannedCall | str, int] | None = None
         self._since = time.monotonic()
         self.at: PlannedCall | str = _OUTSIDE
@@ -72,8 +73,13 @@ class Position:
             "where": self.text(at),
             "peer": self.peer,
             "among": list(self.among),
+            "replicas": self._replicas_at(at),
             "seconds": round(time.monotonic() - self._since, 1),
         }
+
+    def _replicas_at(self, at: PlannedCall | str) -> list[int]:
+        """Those that the module may exchange something with by itself, as where it computes under FSDP2."""
+        return [] if isinstance(at, str) or at.kind not in COMPUTE_KINDS else list(self.replicas.get(at.stage, ()))
 
     def text(self, at: PlannedCall | str) -> str:
         return at if isinstance(at, str) else at.describe(self._source)

@@ -42,10 +42,13 @@ class Reductions:
         self._tied = tied
         self._watch = watch
         self._last = {call.stage % plan.stages: call for call in calls if call.kind == "REDUCE"}
+        self._replicas: dict[int, set[int]] = {}
+        watch.position.replicas = self._replicas
         stages_of: dict[torch.nn.Module, set[int]] = {}
         for stage, module in modules.items():
             for part in replicated_parts([module]):
                 stages_of.setdefault(part, set()).add(stage % plan.stages)
+                self._replicas.setdefault(stage, set()).update(dist.get_process_group_ranks(part.process_group))
         self._alone = {
             part: next(iter(stages))
             for part, stages in stages_of.items()
@@ -64,6 +67,7 @@ class Reductions:
         for stage, chunk in chunks.items():
             if isinstance(chunk, ShardedChunk):
                 self._sharded.append(chunk)
+                self._replicas.setdefault(stage, set()).update(chunk.replicas)
                 if chunk.reduced:
                     self._reduced.setdefault(stage % self._plan.stages, []).append(chunk)
 

@@ -7,9 +7,10 @@ where the others train is found out before time is up, and nothing is exchanged 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pipedsl.runtime.wire import Store
 
@@ -71,6 +72,21 @@ class Turns:
                     (_, first), (_, second) = both = sorted([(self._rank, own[turn]), (rank, theirs[turn])])
                     return f"{first} on rank {both[0][0]}, but {second} on rank {both[1][0]}"
         return ""
+
+    def apart(self, store: Store, turns: Mapping[int, str], silent: Iterable[int]) -> list[str]:
+        """Where ranks were in different turns, which; in a line, if any. `turns`: those of the ranks that answer."""
+        known = dict(turns)
+        with contextlib.suppress(Exception):
+            for rank in silent:
+                over, lately = self.told(store, rank)
+                if lately:
+                    known[rank] = f"{'after ' if over else ''}{lately[max(lately)]}, when it last said so"
+        ranks: dict[str, list[str]] = {}
+        for rank in sorted(known):
+            ranks.setdefault(known[rank] or "before the first step", []).append(str(rank))
+        if len(ranks) < 2:
+            return []
+        return ["  " + "; ".join(f"rank {', '.join(each)}: {turn}" for turn, each in ranks.items())]
 
     @staticmethod
     def _key(rank: int) -> str:

@@ -20,14 +20,14 @@ import torch.distributed as dist
 
 from pipedsl.runtime.elsewhere import Elsewhere, listed
 from pipedsl.runtime.last_words import LastWords
-from pipedsl.runtime.parting import Parting
+from pipedsl.runtime.parting import Parting, alone_key, failed_alone
 from pipedsl.runtime.patience import StoreSilent
 from pipedsl.runtime.plan import CannotStart, PipelineError, Plan
 from pipedsl.runtime.position import Position, Report
 from pipedsl.runtime.post_mortem import PostMortem
 from pipedsl.runtime.turns import Turns
 from pipedsl.runtime.wire import ConnectionLost, Store, Wire, called, say
-from pipedsl.runtime.wording import ENDED, end_of_chain, fate_of, head_of, in_short
+from pipedsl.runtime.wording import ENDED, Account, end_of_chain, fate_of, head_of, in_short, is_due_to_one, waits_for
 
 _WATCH_POLL = 0.2  # seconds between two looks at the shared key
 _STANDING = 1.0  # seconds at one place, or outside of a step, after which a rank lets the others know
@@ -62,7 +62,7 @@ class Watch:
         self._known: Report | None = None  # the failure, before there is a decision
         self._answers: dict[int, Report] = {}
         self._fate = ""  # of the store, in words, once it has not answered
-        self._parting = Parting(wire)
+        self._parting = Parting(wire, self._own_job_store)
         self._last_words = LastWords(self._compose_last_words, self._leave_state)
         self._thread = threading.Thread(target=self._loop, name="pipedsl-watch", daemon=True)
         self._thread.start()
@@ -116,8 +116,8 @@ class Watch:
                 known = self._tell_all(error, known)
             elif known is not None:  # whoever comes to wait for this rank will know
                 with contextlib.suppress(Exception):
-                    self._own_store.set(f"alone/{self._wire.rank}", head_of(self._wire, known))
-                    self._parting.tell(self._own_store, head_of(self._wire, known))
+                    self._own_store.set(alone_key(self._wire.rank), head_of(self._wire, known))
+                    self._parting.tell(self._own_store, self._own_job_store, head_of(self._wire, known))
             if self._post_mortem is not None:
                 said = f"pipeline {self._plan.title}: {head_of(self._wire, known)}" if known else str(error)
                 self._post_mortem.leave(said, known, {})
@@ -182,7 +182,7 @@ class Watch:
             if failure is None and overdue["seconds"] > self._timeout:
                 failure = self._declare(self._store, "waited", f"nothing happened for {self._timeout:g} s")
             if failure is None and overdue["seconds"] > _STANDING:
-                self._parting.hear(self._store)
+                self._parting.hear(self._store, self._job_store)
                 failure = self._compare_turns() or self._find_ended()
             if failure is not None:
                 self._bring_back(failure)
@@ -223,21 +223,37 @@ class Watch:
         deadline = time.monotonic() + _GRACE
         self._say_where(self._store, failure)
         self.failure = failure
-        if self.position.communicating:
-            self._wire.wake(self.position.peer)
+        self._wake()
         self._elsewhere.look(self._job_store)
-        # Ask the others now: who holds the store may not wait for a rank that is stuck.
-        message = "" if self._main_is_back.wait(_WATCH_POLL / 4) else self._compose(self._store, failure)[0]
+        account = None
+        if not self._main_is_back.wait(_WATCH_POLL / 4):
+            # Ask the others now: who holds the store may not wait for a rank that is stuck.
+            self._tell_elsewhere(self._store, failure, head_of(self._wire, failure), is_due_to_one(failure))
+            account = self._compose(self._store, failure)
+            self._tell_elsewhere(self._store, failure, account.told, account.sure)
         while not self._main_is_back.wait(_WATCH_POLL / 4):
             if not self._running.is_set() or self._closed.is_set():
                 return
+            self._elsewhere.look(self._job_store)
             if time.monotonic() > deadline:
-                self._message = message
+                self._message = self._in_full(account) if account else ""
                 self._leave_state()
-                self._wire.give_up(message)
+                self._wire.give_up(self._message)
                 return
-            if self.position.communicating:
-                self._wire.wake(self.position.peer)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Let the main thread come out of what it waits in for other ranks, if that is where it is.
+
+        Where all are together any of them may be it. What a module, or its replicas, exchange by themselves stays as
+        it is: nobody here knows with whom, and by which group.
+        """
+        if self.position.communicating:
+            self._wire.wake(self.position.peer)
+        elif self._all_together:
+            for rank in range(self._wire.size):
+                if rank != self._wire.rank:
+                    self._wire.wake(rank)
 
     # ------------------------------------------------------------- the main thread
 
@@ -256,34 +272,47 @@ class Watch:
         first = failure or self._own_failure("lost" if lost else "raised", text)
         self._announce(first)
         if failure is None and lost:
-            self._tell_elsewhere(first, head_of(self._wire, first))
-            try:
-                store.compare_set("known", "", json.dumps(first))
-            except Exception as unknown:
-                self._fate = fate_of(unknown)
-            # The connection closed: the rank that closed it says why, unless it is dead.
-            deadline = time.monotonic() + _GATHER
-            while failure is None and not self._fate and time.monotonic() < deadline:
-                failure = self._look(store)
-                time.sleep(_WATCH_POLL / 10)
-            if failure is not None and failure["why"] == "store":
-                failure = None  # what broke the connection says more
+            failure = self._find_cause(store, first)
         if failure is None:
             failure = self._declare(store, "lost" if lost else "raised", text)
         self.failure = failure
-        self._tell_elsewhere(failure, head_of(self._wire, failure))
+        self._tell_elsewhere(store, failure, head_of(self._wire, failure), is_due_to_one(failure))
         self._say_where(store, failure)
-        self._message, head = self._compose(store, failure)
-        self._tell_elsewhere(failure, head)
+        account = self._compose(store, failure)
+        self._tell_elsewhere(store, failure, account.told, account.sure)
+        self._message = self._in_full(account)
         self._leave(store, failure)
         self._leave_state()
         return PipelineError(self._message)
 
-    def _tell_elsewhere(self, failure: Report, said: str) -> None:
-        """Let other pipelines know, whose failure may be due to this one; or the other way round."""
+    def _find_cause(self, store: Store, lost: Report) -> Report | None:
+        """A connection closed: who closed it says why, unless it is dead. Or has: then nothing else is told before."""
+        failure = self._look(store)
+        if failure is None:
+            gone = failed_alone(store, [lost["peer"]] if lost["peer"] >= 0 else [])
+            self._tell_elsewhere(store, lost, "; ".join([head_of(self._wire, lost), *gone]), is_due_to_one(lost))
+            try:
+                store.compare_set("known", "", json.dumps(lost))
+            except Exception as unknown:
+                self._fate = fate_of(unknown)
+        deadline = time.monotonic() + _GATHER
+        while failure is None and not self._fate and time.monotonic() < deadline:
+            failure = self._look(store)
+            time.sleep(_WATCH_POLL / 10)
+        # What broke the connection says more than that the store is gone.
+        return None if failure is not None and failure["why"] == "store" else failure
+
+    def _tell_elsewhere(self, store: Store, failure: Report, said: str, sure: bool) -> None:
+        """Let other pipelines know, whose failure may be due to this one; or, unless it is sure, the other way round.
+
+        `store`: whose of the two this is, the thread's or the main thread's.
+        """
         if "alone" not in failure:
-            sure = failure["why"] not in ("lost", "waited") or failure["peer"] >= 0
-            self._elsewhere.tell(self._own_job_store, said, sure=sure)
+            self._elsewhere.tell(self._job_store_of(store), said, sure=sure)
+
+    def _job_store_of(self, store: Store) -> Store:
+        """The store of the whole job, for the thread that asks this one: it is not to queue behind the other."""
+        return self._job_store if store is self._store else self._own_job_store
 
     def _announce(self, failure: Report) -> None:
         """Say what is known, in one line."""
@@ -388,80 +417,69 @@ class Watch:
                 time.sleep(_WATCH_POLL / 10)
             self._elsewhere.leave(self._own_job_store)
 
-    def _compose(self, store: Store, failure: Report) -> tuple[str, str]:
-        """The message, and what of it says what has happened."""
+    def _compose(self, store: Store, failure: Report) -> Account:
+        """What this rank says of a failure, having asked the others where they stand."""
         states = self._answers = {} if "alone" in failure else self._gather(store, failure)
         origin = int(failure["rank"])
         involved = {self._wire.rank, origin}
-        silent = [] if "alone" in failure else [rank for rank in range(self._wire.size) if rank not in states]
-        names = ", ".join(called(self._wire, rank) for rank in silent)
+        unasked = "alone" in failure or bool(self._fate)
+        silent = [] if unasked else [r for r in range(self._wire.size) if r not in states and r != self._wire.rank]
         head = head_of(self._wire, failure)
+        sure = is_due_to_one(failure)
         if failure["why"] == "lost":
             involved.add(int(failure["peer"]))
-        if failure["why"] in ("lost", "waited"):
-            head += self._missing(failure, silent)
         if failure["why"] == "waited":
             culprit = end_of_chain(origin, failure, states)
             involved.add(culprit)
-            if culprit != origin:
+            if culprit != origin and (culprit in silent or culprit in states):
                 stands = "does not answer" if culprit in silent else f"stands at {states[culprit]['where']}"
                 head += f"; what it waits for leads to {called(self._wire, culprit)}, which {stands}"
+                sure = culprit in silent
+        if not sure and not unasked:
+            missing, sure = self._missing(store, failure, states, silent)
+            head += missing
         involved.update(int(states[rank]["peer"]) for rank in list(involved) if rank in states)
-        lines = [f"pipeline {self._plan.title}: {head}"]
+        lines = []
         for rank in sorted(involved - {-1}):
             if rank in states:
                 stood = states[rank]
                 lines.append(f"  {called(self._wire, rank)} was at {stood['where']}, for {stood['seconds']} s")
+        alone = failed_alone(store, silent) if silent else []
         if silent:
+            names = ", ".join(called(self._wire, rank) for rank in silent)
             lines.append(f"  no answer from {names} (dead, stopped, or not in step())")
-            lines += self._failed_alone(store, silent)
+            lines += [f"  {each}" for each in alone]
         if silent or failure["why"] in ("waited", "parted"):
-            lines += self._turns_apart(store, states, silent)
-        if "alone" in failure and failure["why"] != "store":
+            turns = {rank: str(state["turn"]) for rank, state in states.items()}
+            lines += self._turns.apart(store, turns, silent)
+        if unasked and failure["why"] != "store":
             lines.append(
                 f"  the others could not be asked: {self._wire.store_host}, which holds their store, {self._fate}"
             )
         if self._fate and self._parting.text:
             lines.append(f"  before that {self._parting.text}")
-        if self._elsewhere.text:
-            lines.append(f"  {self._elsewhere.text}")
-        lines.append(f"  this is {self._here}")
-        return "\n".join(lines), head
+        return Account(head, "; ".join([head, *alone]), sure, lines)
 
-    def _missing(self, failure: Report, silent: list[int]) -> str:
-        """Of those that a failure may be due to, where one rank is not known to be, who does not answer; or nothing."""
-        among = failure["among"]
-        if failure["peer"] >= 0 or "alone" in failure or (failure["why"] == "waited" and not among):
-            return ""
-        gone = [called(self._wire, rank) for rank in silent if not among or self._wire.ranks[rank] in among]
+    def _in_full(self, account: Account) -> str:
+        """The message, with what is known by now of other pipelines."""
+        lines = [f"pipeline {self._plan.title}: {account.head}", *account.lines]
+        lines += [f"  {self._elsewhere.text}"] if self._elsewhere.text else []
+        return "\n".join([*lines, f"  this is {self._here}"])
+
+    def _missing(self, store: Store, failure: Report, states: dict[int, Report], silent: list[int]) -> tuple[str, bool]:
+        """Of those that a failure may be due to, where no rank is known to be, who does not answer, or nothing.
+
+        And whether that explains it: it is one of this pipeline, which took part in what has failed.
+        """
+        asked = waits_for(failure, states, self._wire.ranks)
+        anybody = failure["why"] == "lost" and not failure["among"]  # whatever the module does by itself
+        own = [rank for rank in silent if anybody or self._wire.ranks[rank] in asked]
+        gone = [called(self._wire, rank) for rank in own]
         if not gone:
-            others = set(among) - set(self._wire.ranks)
-            gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._own_job_store, others)]
-        return f"; {listed(gone)} {'does' if len(gone) == 1 else 'do'} not answer" if gone else ""
-
-    def _failed_alone(self, store: Store, ranks: list[int]) -> list[str]:
-        """What has failed on these ranks in what they did by themselves, as saving; in lines."""
-        found = []
-        with contextlib.suppress(Exception):
-            for rank in ranks:
-                if store.check([f"alone/{rank}"]):
-                    found.append(f"  before that {store.get(f'alone/{rank}').decode()}")
-        return found
-
-    def _turns_apart(self, store: Store, states: dict[int, Report], silent: list[int]) -> list[str]:
-        """Where ranks were in different turns, which; in a line, if any."""
-        known = {rank: str(state["turn"]) for rank, state in states.items()}
-        with contextlib.suppress(Exception):
-            for rank in silent:
-                over, lately = self._turns.told(store, rank)
-                if lately:
-                    known[rank] = f"{'after ' if over else ''}{lately[max(lately)]}, when it last said so"
-        ranks: dict[str, list[str]] = {}
-        for rank in sorted(known):
-            ranks.setdefault(known[rank] or "before the first step", []).append(str(rank))
-        if len(ranks) < 2:
-            return []
-        return ["  " + "; ".join(f"rank {', '.join(each)}: {turn}" for turn, each in ranks.items())]
+            others = None if anybody else asked - set(self._wire.ranks)
+            gone = [f"global rank {rank}" for rank in self._elsewhere.silent(self._job_store_of(store), others)]
+        said = f"; {listed(gone)} {'does' if len(gone) == 1 else 'do'} not answer" if gone else ""
+        return said, bool(own) and not anybody
 
 
 def close_with(owner: Any, watch: Watch) -> None:

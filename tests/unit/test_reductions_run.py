@@ -6,13 +6,17 @@ import copy
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from pipedsl.runtime import reductions
+from pipedsl.runtime.position import Position
 from tests.support import compiled
 from tests.support.compiled import TWO_WAYS_REDUCE
 from tests.support.nccl_like import LAZY, Fabric, run_ranks
@@ -100,6 +104,51 @@ def test_a_failure_names_the_reduction_and_its_line(tmp_path: Path) -> None:
     assert (state["at"]["line"], state["at"]["waits_for"]) == (8, 1)
     assert all("rank 1 failed at B of stage 0/up, microbatch 0 (test.sched:8): Arithm" in error for error in found)
     assert f"rank 0 was at {waits}comparing which gradients there are of `0.weight` of stage 0" in found[0]
+
+
+def test_whom_a_sum_over_replicas_is_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of these alone one can be lost there: in the REDUCE of stage 0, and at the end of a step for stage 1."""
+    plan: Any = SimpleNamespace(stages=2, source="x.sched")
+    call: Any = SimpleNamespace(kind="REDUCE", stage=0, describe=lambda source: f"REDUCE of stage 0 ({source}:1)")
+    watch: Any = SimpleNamespace(position=Position(plan.source), stop_if_failed=Mock())
+    stood: list[tuple[str, list[int]]] = []
+
+    def stand(*_: Any) -> None:
+        report = watch.position.report()
+        stood.append((report["where"], report["among"]))
+
+    copies, tied = Mock(), Mock()
+    sums = reductions.Reductions(plan, {}, [], [call], copies, tied, watch)
+    first, second = parts = [Mock(process_group=[0, 4]), Mock(process_group=[1, 5])]
+    sums.parts, sums._alone = list(parts), {first: 0, second: 1}
+    sums._reduced = {0: [Mock(replicas=[0, 4, 8], reduce=stand)]}
+    monkeypatch.setattr(reductions.dist, "get_process_group_ranks", lambda group: group)
+    monkeypatch.setattr(reductions, "reduce_gradients", stand)
+    sums.reduce(call)
+    sums.finish()
+    does = "reducing gradients over replicas"
+    here = f"REDUCE of stage 0 (x.sched:1): {does}"
+    assert stood == [(here, [0, 4, 8]), (here, [0, 4]), (does, [1, 5])]
+    assert watch.stop_if_failed.call_count == len(stood)
+
+
+def test_the_replicas_of_a_stage_are_known_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What wraps a module may exchange something with these by itself."""
+
+    class Sharded:
+        replicas, reduced = (1, 5), False
+
+    monkeypatch.setattr(reductions, "ShardedChunk", Sharded)
+    monkeypatch.setattr(reductions, "replicated_parts", lambda modules: [m for m in modules if m.process_group])
+    monkeypatch.setattr(reductions.dist, "get_process_group_ranks", lambda group: group)
+    plan: Any = SimpleNamespace(stages=4, source="x.sched")
+    watch: Any = SimpleNamespace(position=Position(plan.source))
+    modules: Any = {0: Mock(process_group=[0, 4]), 2: Mock(process_group=[]), 3: Mock(process_group=[])}
+    sums = reductions.Reductions(plan, modules, [], [], Mock(), Mock(), watch)
+    sums.learn({0: Mock(), 2: Sharded(), 3: Mock()})  # type: ignore[dict-item]
+    for stage, replicas in {0: [0, 4], 2: [1, 5], 3: []}.items():
+        watch.position.at = SimpleNamespace(kind="F", stage=stage, peer=-1, describe=lambda source: "F")
+        assert watch.position.report()["replicas"] == replicas
 
 
 def test_labels_and_words(tmp_path: Path) -> None:

@@ -40,6 +40,29 @@ def test_only_what_two_ranks_did_in_one_turn_is_compared() -> None:
     assert own.parted(store, [0, 5]) == "y on rank 0, but c on rank 1"
 
 
+def test_the_first_turn_in_which_two_ranks_differ_is_named() -> None:
+    store = dist.HashStore()
+    own = take(store, 0, "a", "b", "c")
+    take(store, 1, "a", "x", "y")
+    assert own.parted(store, [1]) == "b on rank 0, but x on rank 1"
+
+
+def test_who_is_done_with_a_turn_is_not_waited_for_in_it() -> None:
+    store = dist.HashStore()
+    own, other = take(store, 0, "a", "b"), take(store, 1, "a")
+    assert not own.is_over(store, 2), "it has told nothing"
+    assert not own.is_over(store, 1)
+    other.end()
+    other.tell(store)
+    assert not own.is_over(store, 1), "that was the turn before"
+    other.begin("b")
+    other.tell(store)
+    assert not own.is_over(store, 1)
+    other.end()
+    other.tell(store)
+    assert own.is_over(store, 1)
+
+
 def test_news_are_told_once() -> None:
     class Counting:
         def __init__(self) -> None:

@@ -50,7 +50,6 @@ def main() -> None:
     pipe = compiled.Pipeline(wrapped, functional.cross_entropy, process_group=pipelines[rank // 2], timeout=PATIENCE)
     try:
         for step in range(3):  # in the last of which those wait that have seen nothing
-           
             if rank == int(victim) and step == 1:
                 stage.fault = fault
                 if fault == "kill in the sum":
