@@ -247,7 +247,7 @@ class Penalty(nn.Module):
 @pytest.mark.parametrize(("kind", "shape"), [("linear", (6, 6)), ("linear", (2, 3, 6)), ("convolution", (6, 6, 6))])
 @pytest.mark.parametrize("cast", [False, True])
 def test_a_checkpoint_may_hold_what_is_differentiated_twice(kind: str, shape: tuple[int, ...], cast: bool) -> None:
-    """It is recomputed with the same tensors kept, one for one: else one is taken for another, and nothing is noticed."""
+    """It is recomputed with the same tensors kept, one for one: else one is taken for another, and not noticed."""
     torch.manual_seed(5)
     with torch.autocast("cpu", torch.bfloat16, enabled=cast):
         compare(Penalty(kind), torch.randn(shape), waits=2, bound=0.05 if cast else 1e-5)
