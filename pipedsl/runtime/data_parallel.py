@@ -72,6 +72,7 @@ class ShardedChunk(Chunk):
         self._microbatches = microbatches
         self.reduced = reduced
         self._is_last = False
+        self._reshard()  # else a forward before this has left parameters whole, which know of no mesh
         meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
         self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
         self._is_ahead = any(device != "cpu" for _, device in self._groups)

@@ -177,3 +177,15 @@ def a_loss_that_writes_to_views(job: Job) -> None:
     for name in BOTH:
         compare(job, name, lambda b, c: {"b": (b + 1)[:, :], "c": (c + 1)[:, :]}, loss)
         compare(job, name, lambda b, c: (c + 1)[:, :], alone)
+
+
+@case
+def a_forward_before_the_pipeline_is_made(job: Job) -> None:
+    """It leaves the parameters whole of what is sharded as one, and these know of no replicas."""
+
+
+    def loss(y: Sequence[torch.Tensor], targets: torch.Tensor, uses: bool) -> torch.Tensor:
+        return sum((of_first(each, targets, True) for each in y), torch.zeros(())) if uses else torch.zeros(())
+
+    for name in BOTH:
+        compare(job, name, lambda b, c: [b, c], loss, ignored=((M - 1,), (0,)), parts=False, before=True)
