@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ def names_within(
 ) -> set[str]:
     """What the state of `whole` calls the parameters, buffers and extra states of `modules` and of the loss functions.
 
-    And what hooks of these modules have in their place. ValueError where some tensors are none of the model's, but for
-    a loss's buffers, as fixed weights of classes are; and where no rank would save what a hook has made of some.
+    And what hooks of these modules have in their place. ValueError where some tensors, or a module that has a state of
+    its own, are none of the model's, but for those of a loss that are not learned, as fixed weights of classes are; and
+    where no rank would save what a hook has made of some.
     """
     own = {id(x) for module in modules for x in itertools.chain(module.parameters(), module.buffers())}
     learned = {id(x) for loss in losses for x in loss.parameters()}
@@ -39,6 +41,13 @@ def names_within(
         )
     inside = {id(each) for module in (*modules, *losses) for each in module.modules()}
     parts = dict(whole.named_modules(remove_duplicate=False))
+    theirs = {id(each) for each in parts.values()}
+    strangers = [each for module in modules for each in module.modules() if id(each) not in theirs and _has_extra(each)]
+    if strangers:
+        raise ValueError(
+            f"this rank's stages have a module with extra state ({type(strangers[0]).__name__}) that is none of "
+            "the model's, and would not be saved; cut the stages from its modules"
+        )
     ours = {_saved_as(name) for name, each in parts.items() if id(each) in inside}
     plain = set(found) | {_saved_as(name) for name in found}
     # Hooks may have other names in the state, or other tensors, or leave some out: so what lies below a module is its.
@@ -88,13 +97,12 @@ def _below(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
+def _has_extra(module: torch.nn.Module) -> bool:
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
+
+
 def _extra_states(parts: Mapping[str, torch.nn.Module]) -> set[str]:
-    nothing = torch.nn.Module.get_extra_state
-    return {
-        _below(part, _EXTRA_STATE_KEY_SUFFIX)
-        for part, each in parts.items()
-        if type(each).get_extra_state is not nothing
-    }
+    return {_below(part, _EXTRA_STATE_KEY_SUFFIX) for part, each in parts.items() if _has_extra(each)}
 
 
 def _transient(parts: Mapping[str, torch.nn.Module]) -> set[str]:
@@ -118,7 +126,8 @@ def stage_state(
 
         _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        state["optimizer"] = get_optimizer_state_dict(whole, optimizer, options=options)
+        with _made_new(optimizer):
+            state["optimizer"] = get_optimizer_state_dict(whole, optimizer, options=options)
         _spread(state["optimizer"], whole)
     return state
 
@@ -151,7 +160,27 @@ def load_stage_state(
 
         _compare_parameters(whole, optimizer)
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        set_optimizer_state_dict(whole, optimizer, _folded(state["optimizer"], whole), options=options)
+        with _made_new(optimizer):
+            set_optimizer_state_dict(whole, optimizer, _folded(state["optimizer"], whole), options=options)
+
+
+@contextlib.contextmanager
+def _made_new(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """While inside, an optimizer that has no state yet has no gradients either.
+
+    Else torch, which makes a state by a step of zeros, makes none, and neither saves nor loads any.
+    """
+    if optimizer.state:
+        yield
+        return
+    gradients = [(q, q.grad) for group in optimizer.param_groups for q in group["params"]]
+    try:
+        for q, _ in gradients:
+            q.grad = None
+        yield
+    finally:
+        for q, gradient in gradients:
+            q.grad = gradient
 
 
 def _refuse_names(keys: Collection[str], what: str) -> None:

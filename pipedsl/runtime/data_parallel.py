@@ -7,7 +7,7 @@ DistributedDataParallel would do so in every backward, and FSDP2 (`fully_shard`)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_leaves
 from pipedsl.runtime.chunk import Chunk, Gradients
 from pipedsl.runtime.deferred import is_watched, run_backward
 
+_Edge = torch.Tensor | GradientEdge
+_LEAVES = (torch.Tensor, torch.nn.Module, type, str, bytes, range, int, float, complex, type(None))
 _ACCUMULATES = "torch::autograd::AccumulateGrad"  # the node of a leaf
 _WRAPPED_BEFORE = "DistributedDataParallel was made, which does not reduce their gradients: wrap the module again"
 
@@ -40,10 +42,14 @@ def sharded_parts(module: torch.nn.Module) -> list[Any]:
 
 
 class _End(NamedTuple):
-    """A tensor of what a module returned, without holding it: where a backward begins, and what it begins with."""
+    """A tensor of what a module returned, without holding it: where a backward begins, and what it begins with.
 
-    edge: torch.Tensor | GradientEdge
+    `now`: the edge when the loss was there. It is another one where that wrote to the tensor in place.
+    """
+
+    edge: _Edge
     zeros: Callable[[], torch.Tensor]
+    now: _Edge
 
 
 class ShardedChunk(Chunk):
@@ -65,19 +71,27 @@ class ShardedChunk(Chunk):
         self._sharded = sharded
         self._microbatches = microbatches
         self.reduced = reduced
+        self._is_last = False
+        self._reshard()  # else a forward before this has left parameters whole, which know of no mesh
         meshes = dict.fromkeys(q.device_mesh for q in module.parameters() if hasattr(q, "device_mesh"))
         self._groups = [(group, mesh.device_type) for mesh in meshes for group in mesh.get_all_groups()]
         self._is_ahead = any(device != "cpu" for _, device in self._groups)
         self.replicas = sorted({rank for group, _ in self._groups for rank in dist.get_process_group_ranks(group)})
+        self._is_alone = len(self.replicas) < 2
         self._ends: dict[int, list[_End]] = {}
+        self._returned: dict[int, list[torch.Tensor]] = {}  # of these the tensors, until the loss is there
         self._trains = False
         self._trained: list[bool] = []  # which of the parameters were to get a gradient when replicas were compared
         self._agreed: dict[int, list[bool]] = {}  # by microbatch: which of what the module returned needs a gradient
         self._begun: dict[int, list[bool]] = {}  # and with which of those some replica's backward begins
         self._told: list[Any] = []  # what is under way, and has to live until it has been sent
         self._left = 0
-        self._ran = False  # whether any backward had a gradient in this step
+        self._ran = False  # whether any backward of this step had a gradient for the stage
         self._idle = False  # none had on any replica
+
+    def learn(self, beside: Sequence[Chunk], loss: Any) -> None:
+        super().learn(beside, loss)
+        self._is_last = loss is not None
 
     def begin(self, train: bool = True) -> None:
         super().begin(train)
@@ -100,13 +114,22 @@ class ShardedChunk(Chunk):
             with torch.inference_mode(False), torch.no_grad():
                 return super()._call(microbatch, value, extras)
         output = super()._call(microbatch, value, extras)
-        leaves = tree_leaves(output)
-        self._ends[microbatch] = [_end_at(y) for y in leaves if _is_trained(y)]
         if self._trains:
+            leaves = list(_leaves_of(output, {}))
+            returned = self._returned[microbatch] = [y for y in leaves if _is_trained(y)]
+            self._ends[microbatch] = [_end_at(y) for y in returned]
             needs = [_is_trained(y) for y in leaves]
             if self._agreed.get(microbatch) != needs:
                 self._agree(microbatch, needs)
         return output
+
+    def keep(self, microbatch: int, outputs: Sequence[torch.Tensor]) -> None:
+        super().keep(microbatch, outputs)
+        returned, ends = self._returned.pop(microbatch), self._ends[microbatch]
+        if self._is_last:  # the loss may have written to views, which lie behind other nodes since
+            self._ends[microbatch] = [
+                end._replace(now=_edge_of(y)) if y.requires_grad else end for y, end in zip(returned, ends, strict=True)
+            ]
 
     def _agree(self, microbatch: int, needs: list[bool]) -> None:
         """Take over which of its outputs need a gradient; ValueError where that is not so on all replicas.
@@ -140,9 +163,12 @@ class ShardedChunk(Chunk):
         return flags
 
     def backward(self, microbatch: int, gradients: Gradients) -> list[torch.Tensor | None]:
-        runs = any(gradient is not None for gradient in gradients)
-        ends = self._without_gradient(microbatch, gradients)
+        starts, _ = self._kept[microbatch].start(gradients)
+        ends = self._ends.pop(microbatch)
+        begun = self._begun_here(microbatch, starts, ends)
+        runs = any(begun) or (bool(starts) and self._is_alone)
         self._ran |= runs
+        ends = self._without_gradient(microbatch, ends, begun)
         self._left -= 1
         reduces = self._left == 0 and not self.reduced
         if reduces and self._runs_anywhere():
@@ -155,7 +181,7 @@ class ShardedChunk(Chunk):
             kept.outputs = [*kept.outputs, *(end.edge for end in ends)]
             found = super().backward(microbatch, [*gradients, *(end.zeros() for end in ends)])
         else:
-            found = [None] * len(self._kept.pop(microbatch).inputs)
+            found = super().backward(microbatch, gradients)  # of the loss's own parameters, if of anything
             if ends:
                 with _adding_zeros(self._sharded):
                     run_backward([end.edge for end in ends], [end.zeros() for end in ends])
@@ -163,18 +189,32 @@ class ShardedChunk(Chunk):
             self._end_backward()
         return found
 
-    def _without_gradient(self, microbatch: int, gradients: Gradients) -> list[_End]:
+    def _begun_here(self, microbatch: int, starts: Sequence[_Edge], ends: Sequence[_End]) -> list[bool]:
+        """Which outputs have a gradient here. At the last stage a loss may have one without them, as of its parameters.
+
+        ValueError where it depends on the stage, but on none of its outputs: no other replica can know of that.
+        """
+        if not starts or self._is_alone or (len(ends) == 1 and not self._is_last):
+            return [bool(starts)] * len(ends)
+        begun = _reached(starts, [*(end.edge for end in ends), *(end.now for end in ends)])
+        begun = [then or now for then, now in zip(begun[: len(ends)], begun[len(ends) :], strict=True)]
+        if self._is_last and not any(begun):
+            inside = [*self._kept[microbatch].inputs, *(each._unsharded_param for each in _parameters(self._sharded))]
+            if any(_reached(starts, inside)):
+                raise ValueError(
+                    "the loss depends on the stage, but on no tensor that was found in what it returned for this "
+                    "microbatch; with fully_shard return all that it depends on in tuples, lists, dicts or dataclasses"
+                )
+        return begun
+
+    def _without_gradient(self, microbatch: int, ends: list[_End], begun: list[bool]) -> list[_End]:
         """The outputs that have no gradient here, but do on another replica.
 
         A backward that does not begin with them would not gather what these were made with, where the other's does.
         Of one output alone that is not asked.
         """
-        ends = self._ends.pop(microbatch)
-        given = zip(self._kept[microbatch].outputs, gradients, strict=True)
-        starts = [edge for edge, gradient in given if gradient is not None]
         if len(ends) < 2:
-            return [] if starts else ends
-        begun = _reached(starts, [end.edge for end in ends])
+            return [] if any(begun) else ends
         known = self._begun.get(microbatch)
         if known is None:
             known = self._anywhere(begun)
@@ -256,17 +296,41 @@ def _which_of(needs: Sequence[bool]) -> str:
     return f"{', '.join(str(i) for i, each in enumerate(needs) if each)} (of 0 to {len(needs) - 1})"
 
 
+def _leaves_of(output: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """What a module returned, in order, also what lies in objects that torch does not look into, as dataclasses."""
+    for leaf in tree_leaves(output):
+        inner = None if isinstance(leaf, _LEAVES) or callable(leaf) else _inside(leaf)
+        if inner is None:
+            yield leaf
+        elif id(leaf) not in seen:
+            seen[id(leaf)] = leaf  # and so kept: its number is not another one's meanwhile
+            yield from _leaves_of(inner, seen)
+
+
+def _inside(leaf: Any) -> list[Any] | None:
+    """The parts of a mapping, a sequence, a set or an object; None of what has none."""
+    if isinstance(leaf, Mapping):
+        return list(leaf.values())
+    if isinstance(leaf, (Sequence, Set)):
+        return list(leaf)
+    fields = {name: getattr(leaf, name, None) for name in getattr(leaf, "__dataclass_fields__", ())}
+    fields.update(getattr(leaf, "__dict__", {}))
+    return list(fields.values()) or None
+
+
 def _is_trained(y: Any) -> bool:
     return isinstance(y, torch.Tensor) and y.requires_grad
 
 
-def _reached(starts: Sequence[torch.Tensor | GradientEdge], ends: Sequence[torch.Tensor | GradientEdge]) -> list[bool]:
+def _reached(starts: Sequence[_Edge], ends: Sequence[_Edge]) -> list[bool]:
     """Which of the ends a backward from these starts comes to first: a loss is made of outputs, or they are outputs."""
     names = [_name_of(end) for end in ends]
-    waiting, found, seen = list(starts), set(), set()
-    while waiting:
+    wanted = set(names)
+    waiting, seen = list(starts), set()
+    found: set[tuple[int, int]] = set()
+    while waiting and len(found) < len(wanted):
         edge = waiting.pop()
-        if (name := _name_of(edge)) in names:
+        if (name := _name_of(edge)) in wanted:
             found.add(name)
         elif isinstance(edge, GradientEdge) and edge.node not in seen:
             seen.add(edge.node)  # and so kept: its number is not another one's meanwhile
@@ -277,15 +341,19 @@ def _reached(starts: Sequence[torch.Tensor | GradientEdge], ends: Sequence[torch
     return [name in found for name in names]
 
 
-def _name_of(edge: torch.Tensor | GradientEdge) -> tuple[int, int]:
+def _edge_of(y: torch.Tensor) -> _Edge:
+    return y if y.grad_fn is None else GradientEdge(y.grad_fn, y.output_nr)
+
+
+def _name_of(edge: _Edge) -> tuple[int, int]:
     return (id(edge.node), edge.output_nr) if isinstance(edge, GradientEdge) else (id(edge), 0)
 
 
 def _end_at(y: torch.Tensor) -> _End:
-    edge = y if y.grad_fn is None else GradientEdge(y.grad_fn, y.output_nr)
+    edge = _edge_of(y)
     if type(y) is torch.Tensor:
-        return _End(edge, partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device))
-    return _End(edge, partial(torch.zeros_like, y.detach()))  # of a distributed one, with the same placements
+        return _End(edge, partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device), edge)
+    return _End(edge, partial(torch.zeros_like, y.detach()), edge)  # of a distributed one, with the same placements
 
 
 def _parameters(sharded: Sequence[Any]) -> Iterator[Any]:

@@ -104,12 +104,10 @@ class _Again(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         rule, settings = ctx.use.rule, ctx.use.settings
         wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
-        return (
-            rule.of_input(settings, gradient, x, weight) if wants_input else None,
-            rule.of_weight(settings, gradient, x, ctx.use.weight) if wants_weight else None,  # its sizes alone count
-            rule.of_bias(gradient) if wants_bias else None,
-            None,
-        )
+        with torch.no_grad():  # as `_Waiting` multiplies: else what a checkpoint has kept is taken for something else
+            of_weight = rule.of_weight(settings, gradient, x, ctx.use.weight) if wants_weight else None  # by its sizes
+            of_bias = rule.of_bias(gradient) if wants_bias else None
+        return rule.of_input(settings, gradient, x, weight) if wants_input else None, of_weight, of_bias, None
 
 
 # What is used, its output's gradient, its input, and the versions that both had when they were put aside.

@@ -66,15 +66,16 @@ class Writes:
             torch.cuda.current_stream(self._device).synchronize()
         key = self._told_under(train, stage)
         if self._store.check([key]):
-            self._refuse(stage, set(json.loads(self._store.get(key))).intersection(written))
+            shared = set(json.loads(self._store.get(key)))  # in any microbatch, as few do at all
+            self._refuse(stage, shared.intersection(written), ", in this microbatch or another,")
 
     def _told_under(self, train: bool, stage: int) -> str:
         return f"shared/{self._agreement}/{'train' if train else 'eval'}/{stage}"
 
-    def _refuse(self, stage: int, inputs: Collection[int]) -> None:
+    def _refuse(self, stage: int, inputs: Collection[int], when: str = "") -> None:
         if inputs:
             raise ValueError(
-                f"stage {self._names[stage]} writes to an input that shares memory with another one, as stage "
-                f"{self._names[stage - 1]} returned a tensor twice, or a view of it, too; "
+                f"stage {self._names[stage]} writes to an input that shares memory with another one{when or ','} as "
+                f"stage {self._names[stage - 1]} returned a tensor twice, or a view of it, too; "
                 "write to a copy, or return one (`.clone()`)"
             )

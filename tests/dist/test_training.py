@@ -16,6 +16,7 @@ from tests.dist.cases import (
     copies,
     flowing,
     linked,
+    losses,
     missing,
     random_numbers,
     saving,
@@ -54,5 +55,5 @@ FILES = {
 def test_training_as_people_do_it(tmp_path: Path) -> None:
     for file, (schedule, p, m) in FILES.items():
         compiled.compile_to(tmp_path / f"{file}.py", schedule, p=p, m=m)
-    cases = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, alike, saving)
+    cases = (training, flowing, linked, random_numbers, composing, buffers, missing, losses, copies, alike, saving)
     run_cases(WORKER, RANKS, tmp_path, [name for each in cases for name in each.CASES])

@@ -224,6 +224,35 @@ def test_a_checkpoint_may_hold_such_a_module() -> None:
     compare(AsksForGradients(again=False, inside=True), torch.randn(5, 4), waits=2, bound=1e-6)
 
 
+class Penalty(nn.Module):
+    """Under a checkpoint, what it returns depends on its slope. All sizes are one, so no mistake has another shape."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.outer = (
+            (nn.Linear(6, 6), nn.Linear(6, 6, bias=False))
+            if kind == "linear"
+            else (nn.Conv1d(6, 6, 3, padding=1), nn.Conv1d(6, 6, 3, padding=1))
+        )
+
+    def penalised(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.outer(self.inner(x).sin())
+        (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return y + 0.3 * slope.square().mean() + 0.1 * slope
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.penalised, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("linear", (6, 6)), ("linear", (2, 3, 6)), ("convolution", (6, 6, 6))])
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_checkpoint_may_hold_what_is_differentiated_twice(kind: str, shape: tuple[int, ...], cast: bool) -> None:
+    """It is recomputed with the same tensors kept, one for one: else one is taken for another, and not noticed."""
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        compare(Penalty(kind), torch.randn(shape), waits=2, bound=0.05 if cast else 1e-5)
+
+
 def test_transforms_of_functions_inside() -> None:
     class PerRow(nn.Module):
         def __init__(self) -> None:

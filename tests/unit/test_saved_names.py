@@ -147,6 +147,59 @@ def test_stages_that_are_in_part_the_model_s_are_refused(which: str) -> None:
         load_stage_state([stage], [], whole, {"model": whole.state_dict()}, None)
 
 
+def test_a_stage_around_modules_of_the_model_with_a_state_of_its_own_is_refused() -> None:
+    class Around(nn.Sequential):
+        def get_extra_state(self) -> int:
+            return 1
+
+    model = two()
+    says = "this rank's stages have a module with extra state \\(Around\\) that is none of the model's"
+    with pytest.raises(ValueError, match=says):
+        stage_state([nn.Sequential(Around(model[0]))], [], model, None)
+    with pytest.raises(ValueError, match=says):
+        load_stage_state([Around(model[0])], [], model, {"model": model.state_dict()}, None)
+    assert set(stage_state([nn.Sequential(model[0])], [], model, None)["model"]) == {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("which", ["all", "one", "none"])
+@pytest.mark.parametrize("kind", ["adamw", "momentum"])
+def test_a_new_optimizer_is_loaded_whatever_gradients_there_are(which: str, kind: str) -> None:
+    """As after a step that nobody has cleared; they are left as they are, and the parameters, too, by saving."""
+
+    def make() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        model = two()
+        parameters = model[0].parameters()
+        return model, (
+            torch.optim.AdamW(parameters) if kind == "adamw" else torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        )
+
+    model, optimizer = make()
+    for q in model.parameters():
+        q.grad = torch.randn_like(q)
+    optimizer.step()
+    saved = copy.deepcopy(stage_state([model[0]], [], model, optimizer))
+    other, new = make()
+    before = copy.deepcopy(other.state_dict())
+    given = {"all": list(other[0].parameters()), "one": [other[0].bias], "none": []}[which]
+    for q in given:
+        q.grad = torch.randn_like(q)
+    gradients = [(q, q.grad, None if q.grad is None else q.grad.clone()) for q in other.parameters()]
+    state = stage_state([other[0]], [], other, new)
+    assert state["optimizer"].keys() == saved["optimizer"].keys()
+    assert all(torch.equal(x, before[name]) for name, x in other.state_dict().items())
+    new.state.clear()
+    with pytest.raises(RuntimeError, match="optim state_dict is empty"):
+        load_stage_state([other[0]], [], other, {**state, "optimizer": {}}, new)
+    new.state.clear()
+    load_stage_state([other[0]], [], other, saved, new)
+    for q, gradient, copied in gradients:
+        assert q.grad is gradient
+        assert gradient is None or torch.equal(gradient, copied)
+    for q, r in zip(other[0].parameters(), model[0].parameters(), strict=True):
+        assert new.state[q].keys() == optimizer.state[r].keys()
+        assert all(torch.equal(x, optimizer.state[r][name]) for name, x in new.state[q].items())
+
+
 def test_a_loss_of_which_the_model_has_a_part_is_refused() -> None:
     loss = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     whole = nn.ModuleDict({"model": two(), "loss": loss[0]})

@@ -19,7 +19,7 @@ def test_what_was_told_is_forgotten_with_the_shapes() -> None:
     store = torch.distributed.HashStore()
     giver, writer = (Writes(store, ("0", "1"), 4, torch.device("cpu")) for _ in range(2))
     giver.tell(True, 1, (), {0})
-    with pytest.raises(ValueError, match="shares memory"):
+    with pytest.raises(ValueError, match="shares memory with another one, in this microbatch or another, as stage 0 "):
         writer._ask(True, 1, {0})
     giver.begin(1)
     for _ in range(2):

@@ -9,6 +9,7 @@ from tests.dist.cases import (
     copies,
     flowing,
     linked,
+    losses,
     missing,
     random_numbers,
     saving,
@@ -17,5 +18,5 @@ from tests.dist.cases import (
 from tests.support.job import work
 
 if __name__ == "__main__":
-    modules = (training, flowing, linked, random_numbers, composing, buffers, missing, copies, alike, saving)
+    modules = (training, flowing, linked, random_numbers, composing, buffers, missing, losses, copies, alike, saving)
     work({name: case for module in modules for name, case in module.CASES.items()})
