@@ -71,7 +71,8 @@ def _sweep(ctx: click.Context, option: click.Parameter, text: str | None) -> tup
     match = _SWEEP.fullmatch(text.strip())
     step = int(match[4] or 1) if match else 0
     if match is None or step < 1 or int(match[3]) < int(match[2]):
-        raise click.BadParameter(f"{text!r} is not a range like cap=2..16 or cap=2..16 step 2, of whole numbers without units")
+        like = "cap=2..16 or cap=2..16 step 2, of whole numbers without units"
+        raise click.BadParameter(f"{text!r} is not a range like {like}")
     values = range(int(match[2]), int(match[3]) + 1, step)
     if len(values) > MOST_POINTS:
         raise click.BadParameter(f"{text!r} has {len(values)} values, the most are {MOST_POINTS}")

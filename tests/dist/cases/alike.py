@@ -447,8 +447,8 @@ def an_output_that_the_loss_comes_to_depend_on(job: Job) -> None:
             pipe.step(*tokens(10 * step + replica))
         loss_fn.microbatches = (3,)
         message = (
-            r"[BI] of stage 1, microbatch 3 .*: the loss depends on 0, 2 \(of 0 to 2\) that the stage returned for this "
-            r"microbatch and needs a gradient, but on 0 \(of 0 to 2\) in the first training step"
+            r"[BI] of stage 1, microbatch 3 .*: the loss depends on 0, 2 \(of 0 to 2\) that the stage returned for "
+            r"this microbatch and needs a gradient, but on 0 \(of 0 to 2\) in the first training step"
         )
         with pytest.raises(compiled.PipelineError, match=message):
             pipe.step(*tokens(replica))

@@ -183,7 +183,6 @@ def a_loss_that_writes_to_views(job: Job) -> None:
 def a_forward_before_the_pipeline_is_made(job: Job) -> None:
     """It leaves the parameters whole of what is sharded as one, and these know of no replicas."""
 
-
     def loss(y: Sequence[torch.Tensor], targets: torch.Tensor, uses: bool) -> torch.Tensor:
         return sum((of_first(each, targets, True) for each in y), torch.zeros(())) if uses else torch.zeros(())
 
